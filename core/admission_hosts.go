@@ -45,6 +45,28 @@ func (a *Admission) DrainHost(name string, drain bool) (change Change, err error
 	return change, nil
 }
 
+// SpareHost keeps a host free for guests that are lost elsewhere, or ends that.
+func (a *Admission) SpareHost(name string, spare bool) (change Change, err error) {
+	h := a.Hosts[name]
+	switch {
+	case h == nil:
+		return change, Missing("host", name, a.Hosts)
+	case h.Meta.Deleting != nil:
+		return change, precondition("host %s is being removed", name)
+	case h.Spare == spare:
+		return change, nil
+	}
+	h = proto.CloneOf(h)
+	h.Spare = spare
+	what := "is a spare: it takes only guests that are lost elsewhere"
+	if !spare {
+		what = "is no spare any more: it takes guests"
+	}
+	change.write(Update, h)
+	a.audited(&change, "host", name, "%s", what)
+	return change, nil
+}
+
 // TrustHost puts a host into a trust group. A host of the empty group trusts no other.
 func (a *Admission) TrustHost(name, group string) (change Change, err error) {
 	if group != "" {

@@ -117,7 +117,7 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 			share.Least, share.Most = h.ClusterGuests, h.ClusterGuests
 		case placement.Check(r, h) == "":
 			share.Most = h.ClusterGuests + h.Room(r.Shape)
-		case !h.Draining && h.Withdrawn == "":
+		case !h.Draining && !h.Spare && h.Withdrawn == "":
 			share.Most = h.ClusterGuests
 		}
 		d.shares[i] = share

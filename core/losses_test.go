@@ -174,3 +174,38 @@ func TestLeasesAreRenewed(t *testing.T) {
 		t.Error("older objects count")
 	}
 }
+
+// A spare takes guests only when they were lost.
+func TestASpareIsForLostGuests(t *testing.T) {
+	for _, loss := range []v1.OnHostLoss{v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED, v1.OnHostLoss_ON_HOST_LOSS_RESTORE} {
+		h := newHousehold(t, "", 2)
+		h.leased(loss)
+		h.saved("md-c1", time.Hour)
+		change, err := h.admission().SpareHost("a2", true)
+		if err != nil || len(change.Ops) != 1 {
+			t.Fatal(err)
+		}
+		h.objects = h.objects.Apply(change)
+		h.change("a1", func(host *v1.Host) { host.Info.MemoryBytes = 1 << 30 }) // md-0 fills it
+		fresh := &v1.Guest{Meta: &v1.Meta{Name: "md-2", Uid: "00000000-0000-4000-8000-000000000002"}, Cluster: "md", Index: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30}, Address: "10.0.0.9"}
+		if loss == v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED {
+			h.change("b1", func(host *v1.Host) { host.Info.MemoryBytes = 1 << 30 }) // and md-1 this one
+			h.objects.Guests["md-2"] = fresh
+			h.pass(time.Minute)
+			if g := h.objects.Guests["md-2"]; g.Host != "" || !strings.Contains(g.Message, "it is a spare") {
+				t.Fatalf("a new guest is on %q: %s", g.Host, g.Message)
+			}
+			delete(h.objects.Guests, "md-2")
+			h.core = New(h.core.Config)
+		}
+		h.lose(time.Hour)
+		h.pass(time.Second)
+		if loss == v1.OnHostLoss_ON_HOST_LOSS_RESTORE {
+			h.releaseAll()
+			h.pass(time.Second)
+		}
+		if g := h.objects.Guests["md-1"]; g.Host != "a2" {
+			t.Errorf("%s: the lost guest is on %q: %s", loss, g.Host, g.Message)
+		}
+	}
+}

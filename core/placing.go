@@ -47,7 +47,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 		_, _, connected := r.Observed(name)
 		room.at[name] = len(room.hosts)
 		room.hosts = append(room.hosts, placement.Host{
-			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Withdrawn: cmp.Or(whyFenced(h), policy.Why(h)),
+			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Spare: h.Spare, Withdrawn: cmp.Or(whyFenced(h), policy.Why(h)),
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
 			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), Info: h.GetInfo(),
 		})
@@ -67,7 +67,7 @@ func (r *room) takers() []int {
 	if r.open == nil {
 		r.open = []int{}
 		for i, h := range r.hosts {
-			if h.Connected && !h.Draining && h.Withdrawn == "" && placement.Unconfined(h.Confinement) == "" {
+			if h.Connected && !h.Draining && !h.Spare && h.Withdrawn == "" && placement.Unconfined(h.Confinement) == "" {
 				r.open = append(r.open, i)
 			}
 		}
@@ -149,8 +149,8 @@ func (p *pass) place(key string, g *v1.Guest) {
 	if from != nil {
 		r = p.restoreRequest(g, cluster, from)
 	}
-	r.Shape, r.Exclude = g.Shape, p.avoid[g.Meta.Uid]
-	if room.refused != "" && len(r.Exclude) == 0 && from == nil {
+	r.Shape, r.Exclude, r.Standby = g.Shape, p.avoid[g.Meta.Uid], lostElsewhere(cluster, g)
+	if room.refused != "" && len(r.Exclude) == 0 && from == nil && !r.Standby {
 		p.refuse(key, g, room.refused)
 		return
 	}
@@ -170,7 +170,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 	if chosen < 0 {
 		_, verdicts := placement.Choose(r, room.view)
 		refused := (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
-		if from == nil {
+		if from == nil && !r.Standby {
 			room.refused = refused
 		}
 		p.refuse(key, g, refused)
@@ -179,6 +179,11 @@ func (p *pass) place(key string, g *v1.Guest) {
 	p.grant(key, g, cluster, room.view[chosen].Name, from)
 	room.view[chosen].Place(g.Shape)
 	room.take(room.view[chosen].Name, g.Shape)
+}
+
+// lostElsewhere reports whether a guest is placed because it was lost: alone, or with its cluster, which goes back to a checkpoint.
+func lostElsewhere(cluster *v1.Cluster, g *v1.Guest) bool {
+	return g.Restarts > 0 || restoring(cluster) && cluster.Restore.Losses > 0
 }
 
 // openRoom returns the room for the guest's cluster.

@@ -89,7 +89,7 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 		case removing(g):
 		case p.wentOn(g):
 			// All were there before one was let go on, and the store has forgotten that: an older copy of it was put back.
-			p.goOn(cluster, guests, from)
+			p.goOn(cluster, from)
 			return
 		case g.Stopped:
 			p.restoreFailed(cluster, guests, nil, fmt.Sprintf("guest %s was stopped", g.Meta.Name))
@@ -105,7 +105,7 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 		}
 	}
 	if whole {
-		p.goOn(cluster, guests, from)
+		p.goOn(cluster, from)
 	}
 }
 
@@ -124,15 +124,12 @@ func (p *pass) wentOn(g *v1.Guest) bool {
 }
 
 // goOn ends a restore: the guests' grants let them run. Runs go back to how they were.
-func (p *pass) goOn(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint) {
+func (p *pass) goOn(cluster *v1.Cluster, from *v1.Checkpoint) {
 	update := proto.CloneOf(cluster)
 	update.Restore.State, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now)
 	var c Change
 	c.write(Update, update)
 	c.write(Expect, from)
-	for _, g := range guests {
-		c.write(Expect, g)
-	}
 	p.rewind(&c, cluster, from)
 	c.event(v1.Severity_SEVERITY_INFO, "cluster", cluster.Meta.Name, "goes on from checkpoint %s of %s", from.Meta.Name, from.Taken.AsTime().Format("2006-01-02 15:04:05 MST"))
 	p.propose("restore of "+cluster.Meta.Name, c)

@@ -20,6 +20,7 @@ type Host struct {
 	Name, Site   string
 	Connected    bool
 	Draining     bool
+	Spare        bool   // it takes only requests of Standby
 	Withdrawn    string // why policies keep guests from it; empty: they do not
 	Cores        uint32
 	MemoryBytes  uint64 // offered to guests
@@ -39,6 +40,7 @@ type Request struct {
 	Sites   []string // empty: any
 	Spread  v1.Spread
 	Exclude []string // hosts that must not be chosen
+	Standby bool     // the guest was lost elsewhere
 	// Compatible returns why the guest's virtual machine cannot run on a host; nil: it can run on all hosts.
 	Compatible func(*v1.HostInfo) string
 }
@@ -74,6 +76,9 @@ var Filters = []Filter{
 	}},
 	{"withdrawn", func(_ *Request, h *Host) string {
 		return h.Withdrawn
+	}},
+	{"spare", func(r *Request, h *Host) string {
+		return refuse(h.Spare && !r.Standby, "it is a spare, for guests that are lost elsewhere")
 	}},
 	{"confinement", func(_ *Request, h *Host) string {
 		return Unconfined(h.Confinement)

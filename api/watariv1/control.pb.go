@@ -421,6 +421,102 @@ func (x *ListHostsResponse) GetHosts() []*Host {
 	return nil
 }
 
+type SpareHostRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Undo          bool                   `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"` // take any guests again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpareHostRequest) Reset() {
+	*x = SpareHostRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpareHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpareHostRequest) ProtoMessage() {}
+
+func (x *SpareHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpareHostRequest.ProtoReflect.Descriptor instead.
+func (*SpareHostRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SpareHostRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SpareHostRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type SpareHostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Host                  `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpareHostResponse) Reset() {
+	*x = SpareHostResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpareHostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpareHostResponse) ProtoMessage() {}
+
+func (x *SpareHostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpareHostResponse.ProtoReflect.Descriptor instead.
+func (*SpareHostResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SpareHostResponse) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
 type DrainHostRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -431,7 +527,7 @@ type DrainHostRequest struct {
 
 func (x *DrainHostRequest) Reset() {
 	*x = DrainHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[6]
+	mi := &file_watari_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +539,7 @@ func (x *DrainHostRequest) String() string {
 func (*DrainHostRequest) ProtoMessage() {}
 
 func (x *DrainHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[6]
+	mi := &file_watari_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +552,7 @@ func (x *DrainHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainHostRequest.ProtoReflect.Descriptor instead.
 func (*DrainHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DrainHostRequest) GetName() string {
@@ -482,7 +578,7 @@ type DrainHostResponse struct {
 
 func (x *DrainHostResponse) Reset() {
 	*x = DrainHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[7]
+	mi := &file_watari_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +590,7 @@ func (x *DrainHostResponse) String() string {
 func (*DrainHostResponse) ProtoMessage() {}
 
 func (x *DrainHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[7]
+	mi := &file_watari_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +603,7 @@ func (x *DrainHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainHostResponse.ProtoReflect.Descriptor instead.
 func (*DrainHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainHostResponse) GetHost() *Host {
@@ -528,7 +624,7 @@ type RemoveHostRequest struct {
 
 func (x *RemoveHostRequest) Reset() {
 	*x = RemoveHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[8]
+	mi := &file_watari_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +636,7 @@ func (x *RemoveHostRequest) String() string {
 func (*RemoveHostRequest) ProtoMessage() {}
 
 func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[8]
+	mi := &file_watari_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +649,7 @@ func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
 func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemoveHostRequest) GetName() string {
@@ -578,7 +674,7 @@ type RemoveHostResponse struct {
 
 func (x *RemoveHostResponse) Reset() {
 	*x = RemoveHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[9]
+	mi := &file_watari_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +686,7 @@ func (x *RemoveHostResponse) String() string {
 func (*RemoveHostResponse) ProtoMessage() {}
 
 func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[9]
+	mi := &file_watari_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +699,7 @@ func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostResponse.ProtoReflect.Descriptor instead.
 func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 type TrustHostRequest struct {
@@ -616,7 +712,7 @@ type TrustHostRequest struct {
 
 func (x *TrustHostRequest) Reset() {
 	*x = TrustHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +724,7 @@ func (x *TrustHostRequest) String() string {
 func (*TrustHostRequest) ProtoMessage() {}
 
 func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +737,7 @@ func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostRequest.ProtoReflect.Descriptor instead.
 func (*TrustHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TrustHostRequest) GetName() string {
@@ -667,7 +763,7 @@ type TrustHostResponse struct {
 
 func (x *TrustHostResponse) Reset() {
 	*x = TrustHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +775,7 @@ func (x *TrustHostResponse) String() string {
 func (*TrustHostResponse) ProtoMessage() {}
 
 func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +788,7 @@ func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostResponse.ProtoReflect.Descriptor instead.
 func (*TrustHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TrustHostResponse) GetHost() *Host {
@@ -711,7 +807,7 @@ type CreateImageRequest struct {
 
 func (x *CreateImageRequest) Reset() {
 	*x = CreateImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +819,7 @@ func (x *CreateImageRequest) String() string {
 func (*CreateImageRequest) ProtoMessage() {}
 
 func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +832,7 @@ func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageRequest.ProtoReflect.Descriptor instead.
 func (*CreateImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateImageRequest) GetImage() *Image {
@@ -756,7 +852,7 @@ type CreateImageResponse struct {
 
 func (x *CreateImageResponse) Reset() {
 	*x = CreateImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +864,7 @@ func (x *CreateImageResponse) String() string {
 func (*CreateImageResponse) ProtoMessage() {}
 
 func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +877,7 @@ func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageResponse.ProtoReflect.Descriptor instead.
 func (*CreateImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateImageResponse) GetImage() *Image {
@@ -807,7 +903,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +915,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +928,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListImagesRequest) GetName() string {
@@ -851,7 +947,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +959,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +972,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -895,7 +991,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1003,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1016,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -938,7 +1034,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1046,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1059,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 type CreateClusterRequest struct {
@@ -976,7 +1072,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1084,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1097,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -1028,7 +1124,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1136,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1149,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -1079,7 +1175,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1187,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1200,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -1123,7 +1219,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1231,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1244,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -1168,7 +1264,7 @@ type ResizeClusterRequest struct {
 
 func (x *ResizeClusterRequest) Reset() {
 	*x = ResizeClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1276,7 @@ func (x *ResizeClusterRequest) String() string {
 func (*ResizeClusterRequest) ProtoMessage() {}
 
 func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1289,7 @@ func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
 func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResizeClusterRequest) GetName() string {
@@ -1221,7 +1317,7 @@ type ResizeClusterResponse struct {
 
 func (x *ResizeClusterResponse) Reset() {
 	*x = ResizeClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1329,7 @@ func (x *ResizeClusterResponse) String() string {
 func (*ResizeClusterResponse) ProtoMessage() {}
 
 func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1342,7 @@ func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
 func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResizeClusterResponse) GetCluster() *Cluster {
@@ -1279,7 +1375,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1387,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1400,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1322,7 +1418,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1430,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1443,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 type CreateCheckpointRequest struct {
@@ -1360,7 +1456,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1468,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1481,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -1412,7 +1508,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1520,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1533,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -1464,7 +1560,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1572,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1585,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -1515,7 +1611,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1623,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1636,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -1559,7 +1655,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1667,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1680,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -1602,7 +1698,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1710,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1723,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 type ChangeCheckpointRequest struct {
@@ -1640,7 +1736,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1748,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1761,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -1691,7 +1787,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1799,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1812,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -1736,7 +1832,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1844,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1857,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -1787,7 +1883,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1895,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1908,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -1831,7 +1927,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1939,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1952,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -1875,7 +1971,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1983,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +1996,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -1920,7 +2016,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2028,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2041,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -1971,7 +2067,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2079,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2092,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -2015,7 +2111,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2123,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2136,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -2059,7 +2155,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2167,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2180,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -2103,7 +2199,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2211,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2224,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -2147,7 +2243,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2255,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2268,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -2194,7 +2290,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2302,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2315,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -2260,7 +2356,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2368,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2381,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -2311,7 +2407,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2419,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2432,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -2356,7 +2452,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2464,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2477,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2410,7 +2506,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2518,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2531,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -2475,7 +2571,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2583,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2596,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -2521,7 +2617,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2629,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2642,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -2579,7 +2675,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2687,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2700,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -2626,7 +2722,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2734,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2747,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -2691,7 +2787,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2799,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2812,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -2738,7 +2834,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2846,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2859,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -2804,7 +2900,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2816,7 +2912,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2829,7 +2925,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -2855,7 +2951,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2867,7 +2963,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2880,7 +2976,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -2899,7 +2995,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3007,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3020,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -2945,7 +3041,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3053,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3066,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -3003,7 +3099,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3111,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3124,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -3051,7 +3147,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3159,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3172,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -3109,7 +3205,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3217,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3230,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -3153,7 +3249,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +3261,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +3274,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -3197,7 +3293,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3305,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3318,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -3242,7 +3338,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3350,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3363,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -3293,7 +3389,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3401,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3414,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -3340,7 +3436,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3448,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3461,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -3391,7 +3487,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3499,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3512,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -3438,7 +3534,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3450,7 +3546,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3463,7 +3559,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -3505,7 +3601,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3613,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3626,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -3564,7 +3660,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3576,7 +3672,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3589,7 +3685,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -3616,7 +3712,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +3724,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +3737,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -3669,7 +3765,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3777,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3790,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -3728,7 +3824,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3740,7 +3836,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3753,7 +3849,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -3778,7 +3874,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3886,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3899,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 type ListUsersResponse struct {
@@ -3815,7 +3911,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +3923,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +3936,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -3859,7 +3955,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +3967,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +3980,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -3902,7 +3998,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4010,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4023,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 type SetQuotaRequest struct {
@@ -3940,7 +4036,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4048,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4061,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3991,7 +4087,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4099,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4112,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -4037,7 +4133,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4049,7 +4145,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4062,7 +4158,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -4098,7 +4194,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4206,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4219,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -4151,7 +4247,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4259,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4272,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -4209,7 +4305,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4317,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4330,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -4254,7 +4350,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4362,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4279,7 +4375,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -4314,7 +4410,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4422,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4435,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -4416,7 +4512,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4524,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4537,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4474,7 +4570,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4486,7 +4582,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4499,7 +4595,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4517,7 +4613,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4625,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4638,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -4556,7 +4652,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4664,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4677,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -4615,7 +4711,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4627,7 +4723,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4640,7 +4736,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -4673,7 +4769,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +4781,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4698,7 +4794,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -4770,7 +4866,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4782,7 +4878,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4795,7 +4891,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -4843,7 +4939,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4855,7 +4951,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4868,7 +4964,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4895,7 +4991,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4907,7 +5003,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4920,7 +5016,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -4946,7 +5042,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4958,7 +5054,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4971,7 +5067,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4992,7 +5088,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5004,7 +5100,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5017,7 +5113,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -5051,7 +5147,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5159,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5172,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -5108,7 +5204,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5120,7 +5216,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5133,7 +5229,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -5188,7 +5284,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5200,7 +5296,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5213,7 +5309,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -5240,7 +5336,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5348,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5361,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -5297,7 +5393,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5405,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5418,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -5378,7 +5474,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5390,7 +5486,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5403,7 +5499,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -5439,7 +5535,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5547,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5560,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -5506,7 +5602,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5614,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5627,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -5571,7 +5667,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +5679,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +5692,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -5662,7 +5758,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5770,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +5783,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -5737,7 +5833,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5749,7 +5845,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5762,7 +5858,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -5801,7 +5897,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5813,7 +5909,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5826,7 +5922,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -5906,6 +6002,11 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\":\n" +
 	"\x11ListHostsResponse\x12%\n" +
 	"\x05hosts\x18\x01 \x03(\v2\x0f.watari.v1.HostR\x05hosts\":\n" +
+	"\x10SpareHostRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\"8\n" +
+	"\x11SpareHostResponse\x12#\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\":\n" +
 	"\x10DrainHostRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\"8\n" +
@@ -6256,7 +6357,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xb9\x1e\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x81\x1f\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -6264,7 +6365,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12I\n" +
 	"\n" +
 	"RemoveHost\x12\x1c.watari.v1.RemoveHostRequest\x1a\x1d.watari.v1.RemoveHostResponse\x12F\n" +
-	"\tTrustHost\x12\x1b.watari.v1.TrustHostRequest\x1a\x1c.watari.v1.TrustHostResponse\x12L\n" +
+	"\tTrustHost\x12\x1b.watari.v1.TrustHostRequest\x1a\x1c.watari.v1.TrustHostResponse\x12F\n" +
+	"\tSpareHost\x12\x1b.watari.v1.SpareHostRequest\x1a\x1c.watari.v1.SpareHostResponse\x12L\n" +
 	"\vCreateImage\x12\x1d.watari.v1.CreateImageRequest\x1a\x1e.watari.v1.CreateImageResponse\x12I\n" +
 	"\n" +
 	"ListImages\x12\x1c.watari.v1.ListImagesRequest\x1a\x1d.watari.v1.ListImagesResponse\x12L\n" +
@@ -6330,7 +6432,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -6339,318 +6441,323 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*WhoAmIResponse)(nil),            // 4: watari.v1.WhoAmIResponse
 	(*ListHostsRequest)(nil),          // 5: watari.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),         // 6: watari.v1.ListHostsResponse
-	(*DrainHostRequest)(nil),          // 7: watari.v1.DrainHostRequest
-	(*DrainHostResponse)(nil),         // 8: watari.v1.DrainHostResponse
-	(*RemoveHostRequest)(nil),         // 9: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),        // 10: watari.v1.RemoveHostResponse
-	(*TrustHostRequest)(nil),          // 11: watari.v1.TrustHostRequest
-	(*TrustHostResponse)(nil),         // 12: watari.v1.TrustHostResponse
-	(*CreateImageRequest)(nil),        // 13: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 14: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 15: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 16: watari.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 17: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 18: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 19: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 20: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 21: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 22: watari.v1.ListClustersResponse
-	(*ResizeClusterRequest)(nil),      // 23: watari.v1.ResizeClusterRequest
-	(*ResizeClusterResponse)(nil),     // 24: watari.v1.ResizeClusterResponse
-	(*DeleteClusterRequest)(nil),      // 25: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 26: watari.v1.DeleteClusterResponse
-	(*CreateCheckpointRequest)(nil),   // 27: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 28: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 29: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 30: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 31: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 32: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 33: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 34: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 35: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 36: watari.v1.PlanCheckpointsResponse
-	(*RestoreCheckpointRequest)(nil),  // 37: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 38: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 39: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 40: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 41: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 42: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 43: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 44: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 45: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 46: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 47: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 48: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 49: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 50: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 51: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 52: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 53: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 54: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 55: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 56: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 57: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 58: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 59: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 60: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 61: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 62: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 63: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 64: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 65: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 66: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 67: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 68: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 69: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 70: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 71: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 72: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 73: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 74: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 75: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 76: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 77: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 78: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 79: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 80: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 81: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 82: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 83: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 84: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 85: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 86: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 87: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 88: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 89: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 90: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 91: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 92: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 93: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 94: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 95: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 96: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 97: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 98: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 99: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 100: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 101: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 102: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 103: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 104: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 105: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 106: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 107: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 108: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 109: watari.v1.RecoverResponse
-	nil,                               // 110: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 111: watari.v1.User
-	(*Host)(nil),                      // 112: watari.v1.Host
-	(*Image)(nil),                     // 113: watari.v1.Image
-	(*Blob)(nil),                      // 114: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 115: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 116: watari.v1.Cluster
-	(*Checkpoint)(nil),                // 117: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),            // 118: watari.v1.CheckpointPlan
-	(*Guest)(nil),                     // 119: watari.v1.Guest
-	(*KeptConsole)(nil),               // 120: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 121: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 122: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 123: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 124: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 125: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 126: watari.v1.Migration
-	(*RunSpec)(nil),                   // 127: watari.v1.RunSpec
-	(*Run)(nil),                       // 128: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 129: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 130: google.protobuf.Timestamp
-	(Role)(0),                         // 131: watari.v1.Role
-	(*Quota)(nil),                     // 132: watari.v1.Quota
-	(*HostSample)(nil),                // 133: watari.v1.HostSample
-	(*GuestSample)(nil),               // 134: watari.v1.GuestSample
-	(*Event)(nil),                     // 135: watari.v1.Event
-	(*Policy)(nil),                    // 136: watari.v1.Policy
+	(*SpareHostRequest)(nil),          // 7: watari.v1.SpareHostRequest
+	(*SpareHostResponse)(nil),         // 8: watari.v1.SpareHostResponse
+	(*DrainHostRequest)(nil),          // 9: watari.v1.DrainHostRequest
+	(*DrainHostResponse)(nil),         // 10: watari.v1.DrainHostResponse
+	(*RemoveHostRequest)(nil),         // 11: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 12: watari.v1.RemoveHostResponse
+	(*TrustHostRequest)(nil),          // 13: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 14: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 15: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 16: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 17: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 18: watari.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 19: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 20: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 21: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 22: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 23: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 24: watari.v1.ListClustersResponse
+	(*ResizeClusterRequest)(nil),      // 25: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 26: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 27: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 28: watari.v1.DeleteClusterResponse
+	(*CreateCheckpointRequest)(nil),   // 29: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 30: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 31: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 32: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 33: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 34: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 35: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 36: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 37: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 38: watari.v1.PlanCheckpointsResponse
+	(*RestoreCheckpointRequest)(nil),  // 39: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 40: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 41: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 42: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 43: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 44: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 45: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 46: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 47: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 48: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 49: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 50: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 51: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 52: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 53: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 54: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 55: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 56: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 57: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 58: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 59: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 60: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 61: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 62: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 63: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 64: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 65: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 66: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 67: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 68: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 69: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 70: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 71: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 72: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 73: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 74: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 75: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 76: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 77: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 78: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 79: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 80: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 81: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 82: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 83: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 84: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 85: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 86: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 87: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 88: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 89: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 90: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 91: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 92: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 93: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 94: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 95: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 96: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 97: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 98: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 99: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 100: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 101: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 102: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 103: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 104: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 105: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 106: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 107: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 108: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 109: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 110: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 111: watari.v1.RecoverResponse
+	nil,                               // 112: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 113: watari.v1.User
+	(*Host)(nil),                      // 114: watari.v1.Host
+	(*Image)(nil),                     // 115: watari.v1.Image
+	(*Blob)(nil),                      // 116: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 117: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 118: watari.v1.Cluster
+	(*Checkpoint)(nil),                // 119: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),            // 120: watari.v1.CheckpointPlan
+	(*Guest)(nil),                     // 121: watari.v1.Guest
+	(*KeptConsole)(nil),               // 122: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 123: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 124: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 125: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 126: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 127: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 128: watari.v1.Migration
+	(*RunSpec)(nil),                   // 129: watari.v1.RunSpec
+	(*Run)(nil),                       // 130: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 131: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 132: google.protobuf.Timestamp
+	(Role)(0),                         // 133: watari.v1.Role
+	(*Quota)(nil),                     // 134: watari.v1.Quota
+	(*HostSample)(nil),                // 135: watari.v1.HostSample
+	(*GuestSample)(nil),               // 136: watari.v1.GuestSample
+	(*Event)(nil),                     // 137: watari.v1.Event
+	(*Policy)(nil),                    // 138: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	111, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	112, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	112, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	112, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	113, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	113, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	114, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	113, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	115, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	116, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	116, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	116, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	117, // 12: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	117, // 13: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	117, // 14: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	118, // 15: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	116, // 16: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	116, // 17: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	119, // 18: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	119, // 19: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	119, // 20: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	120, // 21: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	121, // 22: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	122, // 23: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	123, // 24: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	124, // 25: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	125, // 26: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	126, // 27: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	126, // 28: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	126, // 29: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	127, // 30: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	128, // 31: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	128, // 32: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	128, // 33: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	128, // 34: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	128, // 35: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	129, // 36: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	130, // 37: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	131, // 38: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	132, // 39: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	111, // 40: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	111, // 41: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	132, // 42: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	111, // 43: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	130, // 44: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	133, // 45: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	83,  // 46: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	130, // 47: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	134, // 48: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	86,  // 49: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	135, // 50: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	130, // 51: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	116, // 52: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	119, // 53: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	112, // 54: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	126, // 55: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	128, // 56: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	119, // 57: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	117, // 58: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	136, // 59: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	136, // 60: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	130, // 61: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	130, // 62: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	99,  // 63: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	130, // 64: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	102, // 65: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	130, // 66: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	129, // 67: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	110, // 68: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 69: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	106, // 70: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	107, // 71: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	108, // 72: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 73: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 74: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 75: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 76: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 77: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 78: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 79: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 80: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 81: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 82: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 83: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 84: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	25,  // 85: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	39,  // 86: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	41,  // 87: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	43,  // 88: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	45,  // 89: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	47,  // 90: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	49,  // 91: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	51,  // 92: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	53,  // 93: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	55,  // 94: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	57,  // 95: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	59,  // 96: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	27,  // 97: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	29,  // 98: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	31,  // 99: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	33,  // 100: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	35,  // 101: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	37,  // 102: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	61,  // 103: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	63,  // 104: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	65,  // 105: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	67,  // 106: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	69,  // 107: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	71,  // 108: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	73,  // 109: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	75,  // 110: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	77,  // 111: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	79,  // 112: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	105, // 113: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	81,  // 114: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	84,  // 115: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	93,  // 116: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	95,  // 117: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	97,  // 118: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	100, // 119: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	87,  // 120: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	91,  // 121: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	89,  // 122: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	103, // 123: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 124: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 125: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 126: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 127: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 128: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 129: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 130: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 131: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 132: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 133: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 134: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 135: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	26,  // 136: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	40,  // 137: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	42,  // 138: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	44,  // 139: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	46,  // 140: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	48,  // 141: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	50,  // 142: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	52,  // 143: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	54,  // 144: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	56,  // 145: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	58,  // 146: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	60,  // 147: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	28,  // 148: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	30,  // 149: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	32,  // 150: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	34,  // 151: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	36,  // 152: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	38,  // 153: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	62,  // 154: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	64,  // 155: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	66,  // 156: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	68,  // 157: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	70,  // 158: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	72,  // 159: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	74,  // 160: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	76,  // 161: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	78,  // 162: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	80,  // 163: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	109, // 164: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	82,  // 165: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	85,  // 166: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	94,  // 167: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	96,  // 168: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	98,  // 169: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	101, // 170: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	88,  // 171: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	92,  // 172: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	90,  // 173: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	104, // 174: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	124, // [124:175] is the sub-list for method output_type
-	73,  // [73:124] is the sub-list for method input_type
-	73,  // [73:73] is the sub-list for extension type_name
-	73,  // [73:73] is the sub-list for extension extendee
-	0,   // [0:73] is the sub-list for field type_name
+	113, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	114, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	114, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	114, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	114, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	115, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	115, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	116, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	115, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	117, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	118, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	118, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	118, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	119, // 13: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	119, // 14: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	119, // 15: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	120, // 16: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	118, // 17: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	118, // 18: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	121, // 19: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	121, // 20: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	121, // 21: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	122, // 22: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	123, // 23: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	124, // 24: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	125, // 25: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	126, // 26: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	127, // 27: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	128, // 28: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	128, // 29: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	128, // 30: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	129, // 31: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	130, // 32: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	130, // 33: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	130, // 34: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	130, // 35: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	130, // 36: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	131, // 37: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	132, // 38: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	133, // 39: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	134, // 40: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	113, // 41: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	113, // 42: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	134, // 43: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	113, // 44: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	132, // 45: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	135, // 46: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	85,  // 47: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	132, // 48: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	136, // 49: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	88,  // 50: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	137, // 51: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	132, // 52: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	118, // 53: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	121, // 54: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	114, // 55: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	128, // 56: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	130, // 57: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	121, // 58: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	119, // 59: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	138, // 60: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	138, // 61: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	132, // 62: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	132, // 63: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	101, // 64: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	132, // 65: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	104, // 66: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	132, // 67: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	131, // 68: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	112, // 69: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 70: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	108, // 71: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	109, // 72: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	110, // 73: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 74: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 75: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 76: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 77: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 78: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 79: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 80: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 81: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 82: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 83: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	21,  // 84: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	23,  // 85: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	25,  // 86: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	27,  // 87: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	41,  // 88: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	43,  // 89: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	45,  // 90: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	47,  // 91: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	49,  // 92: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	51,  // 93: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	53,  // 94: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	55,  // 95: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	57,  // 96: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	59,  // 97: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	61,  // 98: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	29,  // 99: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	31,  // 100: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	33,  // 101: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	35,  // 102: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	37,  // 103: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	39,  // 104: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	63,  // 105: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	65,  // 106: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	67,  // 107: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	69,  // 108: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	71,  // 109: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	73,  // 110: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	75,  // 111: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	77,  // 112: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	79,  // 113: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	81,  // 114: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	107, // 115: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	83,  // 116: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	86,  // 117: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	95,  // 118: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	97,  // 119: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	99,  // 120: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	102, // 121: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	89,  // 122: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	93,  // 123: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	91,  // 124: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	105, // 125: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 126: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 127: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 128: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 129: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 130: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 131: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 132: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 133: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 134: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 135: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	22,  // 136: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	24,  // 137: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	26,  // 138: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	28,  // 139: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	42,  // 140: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	44,  // 141: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	46,  // 142: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	48,  // 143: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	50,  // 144: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	52,  // 145: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	54,  // 146: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	56,  // 147: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	58,  // 148: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	60,  // 149: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	62,  // 150: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	30,  // 151: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	32,  // 152: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	34,  // 153: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	36,  // 154: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	38,  // 155: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	40,  // 156: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	64,  // 157: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	66,  // 158: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	68,  // 159: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	70,  // 160: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	72,  // 161: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	74,  // 162: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	76,  // 163: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	78,  // 164: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	80,  // 165: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	82,  // 166: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	111, // 167: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	84,  // 168: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	87,  // 169: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	96,  // 170: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	98,  // 171: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	100, // 172: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	103, // 173: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	90,  // 174: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	94,  // 175: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	92,  // 176: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	106, // 177: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	126, // [126:178] is the sub-list for method output_type
+	74,  // [74:126] is the sub-list for method input_type
+	74,  // [74:74] is the sub-list for extension type_name
+	74,  // [74:74] is the sub-list for extension extendee
+	0,   // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -6666,7 +6773,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   110,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -112,6 +112,7 @@ type guard struct{ s *Server }
 var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:    true,
 	watariv1connect.ControlServiceTrustHostProcedure:    true,
+	watariv1connect.ControlServiceSpareHostProcedure:    true,
 	watariv1connect.ControlServiceRemoveHostProcedure:   true,
 	watariv1connect.ControlServiceCreateTokenProcedure:  true,
 	watariv1connect.ControlServiceAddUserProcedure:      true,
@@ -144,6 +145,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:         true,
 	watariv1connect.ControlServiceApplyPolicyProcedure:       true,
 	watariv1connect.ControlServiceTrustHostProcedure:         true,
+	watariv1connect.ControlServiceSpareHostProcedure:         true,
 	watariv1connect.ControlServiceRemoveHostProcedure:        true,
 	watariv1connect.ControlServiceRemoveImageProcedure:       true,
 	watariv1connect.ControlServiceRemoveUserProcedure:        true,

@@ -128,6 +128,16 @@ func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostR
 	return connect.NewResponse(&v1.TrustHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
+// SpareHost keeps a host free for guests that are lost elsewhere, or ends that.
+func (s *Server) SpareHost(ctx context.Context, r *connect.Request[v1.SpareHostRequest]) (*connect.Response[v1.SpareHostResponse], error) {
+	name := r.Msg.Name
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.SpareHost(name, !r.Msg.Undo) })
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.SpareHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
+}
+
 // RemoveHost takes a host out. It must have no guests, unless it is lost, which the caller vouches for: then
 // its guests are started elsewhere. Its certificate is not honoured from then on. A host that comes back all the same is
 // told that it was removed, and ends its guests (AcceptHost).

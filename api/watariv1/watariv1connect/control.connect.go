@@ -55,6 +55,9 @@ const (
 	// ControlServiceTrustHostProcedure is the fully-qualified name of the ControlService's TrustHost
 	// RPC.
 	ControlServiceTrustHostProcedure = "/watari.v1.ControlService/TrustHost"
+	// ControlServiceSpareHostProcedure is the fully-qualified name of the ControlService's SpareHost
+	// RPC.
+	ControlServiceSpareHostProcedure = "/watari.v1.ControlService/SpareHost"
 	// ControlServiceCreateImageProcedure is the fully-qualified name of the ControlService's
 	// CreateImage RPC.
 	ControlServiceCreateImageProcedure = "/watari.v1.ControlService/CreateImage"
@@ -188,6 +191,8 @@ type ControlServiceClient interface {
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
+	// SpareHost keeps a host free for guests that are lost elsewhere, or ends that. Guests that it has stay.
+	SpareHost(context.Context, *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
@@ -303,6 +308,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceTrustHostProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("TrustHost")),
+			connect.WithClientOptions(opts...),
+		),
+		spareHost: connect.NewClient[watariv1.SpareHostRequest, watariv1.SpareHostResponse](
+			httpClient,
+			baseURL+ControlServiceSpareHostProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("SpareHost")),
 			connect.WithClientOptions(opts...),
 		),
 		createImage: connect.NewClient[watariv1.CreateImageRequest, watariv1.CreateImageResponse](
@@ -580,6 +591,7 @@ type controlServiceClient struct {
 	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
 	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
 	trustHost         *connect.Client[watariv1.TrustHostRequest, watariv1.TrustHostResponse]
+	spareHost         *connect.Client[watariv1.SpareHostRequest, watariv1.SpareHostResponse]
 	createImage       *connect.Client[watariv1.CreateImageRequest, watariv1.CreateImageResponse]
 	listImages        *connect.Client[watariv1.ListImagesRequest, watariv1.ListImagesResponse]
 	removeImage       *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
@@ -654,6 +666,11 @@ func (c *controlServiceClient) RemoveHost(ctx context.Context, req *connect.Requ
 // TrustHost calls watari.v1.ControlService.TrustHost.
 func (c *controlServiceClient) TrustHost(ctx context.Context, req *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error) {
 	return c.trustHost.CallUnary(ctx, req)
+}
+
+// SpareHost calls watari.v1.ControlService.SpareHost.
+func (c *controlServiceClient) SpareHost(ctx context.Context, req *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error) {
+	return c.spareHost.CallUnary(ctx, req)
 }
 
 // CreateImage calls watari.v1.ControlService.CreateImage.
@@ -885,6 +902,8 @@ type ControlServiceHandler interface {
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
+	// SpareHost keeps a host free for guests that are lost elsewhere, or ends that. Guests that it has stay.
+	SpareHost(context.Context, *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
@@ -996,6 +1015,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceTrustHostProcedure,
 		svc.TrustHost,
 		connect.WithSchema(controlServiceMethods.ByName("TrustHost")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceSpareHostHandler := connect.NewUnaryHandler(
+		ControlServiceSpareHostProcedure,
+		svc.SpareHost,
+		connect.WithSchema(controlServiceMethods.ByName("SpareHost")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceCreateImageHandler := connect.NewUnaryHandler(
@@ -1276,6 +1301,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceRemoveHostHandler.ServeHTTP(w, r)
 		case ControlServiceTrustHostProcedure:
 			controlServiceTrustHostHandler.ServeHTTP(w, r)
+		case ControlServiceSpareHostProcedure:
+			controlServiceSpareHostHandler.ServeHTTP(w, r)
 		case ControlServiceCreateImageProcedure:
 			controlServiceCreateImageHandler.ServeHTTP(w, r)
 		case ControlServiceListImagesProcedure:
@@ -1395,6 +1422,10 @@ func (UnimplementedControlServiceHandler) RemoveHost(context.Context, *connect.R
 
 func (UnimplementedControlServiceHandler) TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.TrustHost is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) SpareHost(context.Context, *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.SpareHost is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error) {

@@ -20,7 +20,7 @@ func New(env *cli.Env) *cobra.Command {
 		Long: "A host is a machine that runs guests. It joins with `watari up --manager URL --token TOKEN`, for which " +
 			"`watari token create --host` makes a token. A host that a policy keeps guests from is withdrawn; `watari explain host` says why.",
 		Example: "  watari host list\n  watari host drain a1 --wait",
-	}, newList(env), newShow(env), newDrain(env), newTrust(env), newRemove(env))
+	}, newList(env), newShow(env), newDrain(env), newTrust(env), newSpare(env), newRemove(env))
 }
 
 // get fetches one host.

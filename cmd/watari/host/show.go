@@ -69,6 +69,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"address", address(info)},
 		[2]string{"relays", relays(env.Now(), h)},
 		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},
+		[2]string{"spare", spare(h)},
 		[2]string{"trust group", cmp.Or(h.GetTrustGroup(), "none: it makes all its templates itself")},
 		[2]string{"boot", info.GetBootId()},
 	)
@@ -175,4 +176,12 @@ func ranges(numbers []uint32) string {
 		i = j + 1
 	}
 	return strings.Join(parts, ",")
+}
+
+// spare says that a host is kept free; empty: it is not.
+func spare(h *v1.Host) string {
+	if h.GetSpare() {
+		return "takes only guests that are lost elsewhere"
+	}
+	return ""
 }
