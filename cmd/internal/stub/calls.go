@@ -271,3 +271,43 @@ func (m *Manager) GuestExec(ctx context.Context, both *connect.BidiStream[v1.Gue
 	}
 	return m.OnExec(ctx, both)
 }
+
+// CreateCheckpoint implements the service.
+func (m *Manager) CreateCheckpoint(ctx context.Context, r *connect.Request[v1.CreateCheckpointRequest]) (*connect.Response[v1.CreateCheckpointResponse], error) {
+	return answer[v1.CreateCheckpointRequest, v1.CreateCheckpointResponse](ctx, m, r)
+}
+
+// ListCheckpoints implements the service.
+func (m *Manager) ListCheckpoints(ctx context.Context, r *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
+	return answer[v1.ListCheckpointsRequest, v1.ListCheckpointsResponse](ctx, m, r)
+}
+
+// DeleteCheckpoint implements the service.
+func (m *Manager) DeleteCheckpoint(ctx context.Context, r *connect.Request[v1.DeleteCheckpointRequest]) (*connect.Response[v1.DeleteCheckpointResponse], error) {
+	return answer[v1.DeleteCheckpointRequest, v1.DeleteCheckpointResponse](ctx, m, r)
+}
+
+// ChangeCheckpoint implements the service.
+func (m *Manager) ChangeCheckpoint(ctx context.Context, r *connect.Request[v1.ChangeCheckpointRequest]) (*connect.Response[v1.ChangeCheckpointResponse], error) {
+	return answer[v1.ChangeCheckpointRequest, v1.ChangeCheckpointResponse](ctx, m, r)
+}
+
+// PlanCheckpoints implements the service.
+func (m *Manager) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.PlanCheckpointsRequest]) (*connect.Response[v1.PlanCheckpointsResponse], error) {
+	return answer[v1.PlanCheckpointsRequest, v1.PlanCheckpointsResponse](ctx, m, r)
+}
+
+// RestoreCheckpoint implements the service.
+func (m *Manager) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
+	return answer[v1.RestoreCheckpointRequest, v1.RestoreCheckpointResponse](ctx, m, r)
+}
+
+// SpareHost implements the service.
+func (m *Manager) SpareHost(ctx context.Context, r *connect.Request[v1.SpareHostRequest]) (*connect.Response[v1.SpareHostResponse], error) {
+	return answer[v1.SpareHostRequest, v1.SpareHostResponse](ctx, m, r)
+}
+
+// CreateConsoleLink implements the service.
+func (m *Manager) CreateConsoleLink(ctx context.Context, r *connect.Request[v1.CreateConsoleLinkRequest]) (*connect.Response[v1.CreateConsoleLinkResponse], error) {
+	return answer[v1.CreateConsoleLinkRequest, v1.CreateConsoleLinkResponse](ctx, m, r)
+}

@@ -242,7 +242,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		[2]string{"message", c.GetMessage()},
 		[2]string{"reason", c.GetReason()},
 		[2]string{"taken", output.Time(env.Now(), c.GetTaken())},
-		[2]string{"whole", output.Time(env.Now(), c.GetEnded())},
+		[2]string{"ended", output.Time(env.Now(), c.GetEnded())},
 		[2]string{"guests stood", stood},
 		[2]string{"size", output.Size(checkpoint.Bytes(c))},
 		[2]string{"pinned", pinned},

@@ -62,8 +62,8 @@ func parsePorts(text string) (p ports, err error) {
 	if !two {
 		inGuest = local
 	}
-	number := func(text string, least uint64) uint16 {
-		n, failed := strconv.ParseUint(text, 10, 16)
+	number := func(port string, least uint64) uint16 {
+		n, failed := strconv.ParseUint(port, 10, 16)
 		if failed != nil || n < least {
 			err = cli.Usagef("%q: give a port, as 8888, or two, as 9000:8888", text)
 		}

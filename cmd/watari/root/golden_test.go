@@ -67,6 +67,13 @@ var (
 	}
 	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
 		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Transport: v1.Transport_TRANSPORT_PM, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
+	checkpoints = []*v1.Checkpoint{
+		{Meta: meta("md-c1"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Pinned: true, Reason: "user aiko asked for it", StoodMs: 142, Started: ago(2 * time.Hour),
+			Taken: ago(119 * time.Minute), Ended: ago(118 * time.Minute), Runs: []*v1.CheckpointRun{{Uid: "r"}},
+			Members: []*v1.CheckpointMember{{Guest: "md-0", Host: "a1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:aa", Size: 90 << 20}, StateBytes: 500 << 20, Hosts: []string{"a1", "b1"}}},
+				{Guest: "md-1", Host: "b1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:bb", Size: 110 << 20}, StateBytes: 500 << 20, Hosts: []string{"b1"}}}}},
+		{Meta: meta("md-c2"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_FAILED, Reason: "every 10m0s", Message: "host b1: no space left on device\x1b[2J", Started: ago(time.Minute), Ended: ago(time.Minute)},
+	}
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
 )
 
@@ -102,6 +109,18 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ListGuestConsolesResponse{UnreachableHosts: []string{"b2"}, Consoles: []*v1.KeptConsole{
 			{Host: "b1", Epoch: 1, Life: 1, Began: ago(3 * time.Hour), Ended: ago(2 * time.Hour), End: "it ended: its QEMU crashed or was killed\x1b[2J", Bytes: 30 << 10},
 			{Host: "b1", Epoch: 2, Target: "a1", Began: ago(2 * time.Hour), Ended: ago(time.Hour), End: "it moved to a1", Bytes: 512}}}, nil
+	case *v1.ListCheckpointsRequest:
+		return &v1.ListCheckpointsResponse{Checkpoints: named(checkpoints, r.Name)}, nil
+	case *v1.DeleteCheckpointRequest:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("cluster md is being restored from checkpoint md-c1; delete it afterwards"))
+	case *v1.ChangeCheckpointRequest:
+		return &v1.ChangeCheckpointResponse{Checkpoint: checkpoints[0]}, nil
+	case *v1.PlanCheckpointsRequest:
+		return &v1.PlanCheckpointsResponse{Cluster: clusters[0]}, nil
+	case *v1.RestoreCheckpointRequest:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("checkpoint md-c2 cannot be restored: it is failed; host b1: no space left on device"))
+	case *v1.SpareHostRequest:
+		return &v1.SpareHostResponse{Host: hosts[1]}, nil
 	case *v1.ListUsersRequest:
 		return &v1.ListUsersResponse{Users: users}, nil
 	case *v1.CreateClusterRequest:
