@@ -223,6 +223,7 @@ const spinning = "echo begun; end=$(($(date +%s) + 100)); while [ $(date +%s) -l
 // A host has more to do than its processors can, and another is idle: guests move there while a program runs in them, say why, and
 // stay there.
 func TestBalance(t *testing.T) {
+	full(t)
 	names := []string{"even-0", "even-1", "even-2"}
 	newCluster(t, "even", 3, "--site", "a")
 	settled(t, "even", 3)
