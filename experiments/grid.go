@@ -24,7 +24,7 @@ const wan = "10ms,200mbit"
 
 var grid = Paper{
 	Name: "grid", Title: "MPI on virtual machines on the grid",
-	Hardware: "PCs of 2006 with Xen 3, one processor each, joined by gigabit Ethernet, and by OpenVPN between sites",
+	Hardware: "the PrestoIII cluster: two Opteron 242 a node, of which one MPI process or one guest used one, 2 GB, 1000BASE-T, Linux 2.6.12, Xen, and OpenVPN",
 	Experiments: []Experiment{
 		{Name: "network", Figure: "Latency and bandwidth (NetPIPE)", What: "Latency and bandwidth between two hosts, and between two guests, at one site and between sites", Run: network},
 		{Name: "programs", Figure: "Programs on one and on two sites", What: "Speed of programs by the number of guests, against one guest: one that does not communicate, and one that does (LAMMPS)", Run: programs},
