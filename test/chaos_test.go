@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -262,6 +263,9 @@ func (c *chaos) compute(j *job, until time.Time) {
 	}
 }
 
+// givenUp finds the guest in the advice to start it.
+var givenUp = regexp.MustCompile(`given up after \d+ starts; watari guest start (\S+) tries again`)
+
 // run runs the job once, and returns its table or why there is none. No command's failure counts as the run's: the manager may
 // be away.
 func (j *job) run(name string, limit time.Time) (answer, failure string) {
@@ -275,6 +279,10 @@ func (j *job) run(name string, limit time.Time) (answer, failure string) {
 			last = out
 			if strings.Contains(out, "there is no run") {
 				_, last = shared.outcome(30*time.Second, begin...)
+			}
+			// A guest that ends again and again is left to a person, who is told what to do.
+			if given := givenUp.FindStringSubmatch(last); given != nil {
+				_, _ = shared.outcome(30*time.Second, "guest", "start", given[1])
 			}
 			continue
 		}
@@ -341,6 +349,9 @@ func TestChaos(t *testing.T) {
 	}
 	c.strike(plan)
 	work.Wait()
+	for _, name := range guests { // those that were given up
+		_, _ = shared.outcome(30*time.Second, "guest", "start", name)
+	}
 	settle0 := settle
 	settle = 2 * time.Minute // an owner has to have been away for a while
 	defer func() { settle = settle0 }()
