@@ -24,7 +24,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 	newCluster(t, "seen", 4, "--spread", "site")
 	must(t, "run", "seen", "--name", "seen-run", "--detach", "--stage", "../examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-var", "steps", "2000")
 	t.Cleanup(func() { _, _ = shared.watari(time.Minute, "run", "cancel", "seen-run") })
-	leave := owner(t, "b2", "compute")
+	leave := owner(t, "b2", "busy")
 	defer leave()
 	made := decoded[struct{ URL, Fingerprint string }](t, "console")
 	if len(strings.Split(made.Fingerprint, ":")) != 32 {
