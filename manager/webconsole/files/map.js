@@ -52,21 +52,37 @@ function card(host) {
     h("p", { class: "figures" }), h("ul", { class: "chips", "aria-label": `Guests on ${host.meta.name}` }));
 }
 
+// remember fills a host's strip with what the manager knows of the last minutes.
+async function remember(host) {
+  try {
+    const since = new Date(Date.now() - 1000 * samples), answer = await call("Usage", { host: host.meta.name, since: since.toISOString() });
+    const past = (answer.host ?? []).flatMap((s) => Array(Math.max(1, Math.round(s.seconds ?? 1))).fill(use(s)));
+    strips.set(host.meta.uid, [...past, ...(strips.get(host.meta.uid) ?? [])].slice(-samples));
+  } catch { /* the strip begins now */ }
+}
+
+const use = (s) => ({ at: s.at, guests: s.cpuGuests ?? 0, owner: s.cpuOwner ?? 0, system: s.cpuSystem ?? 0 });
+const mostRemembered = 60; // hosts, so that a large installation is not asked for all of its history at once
+
 function drawHost(e, host) {
   const [head, strip, figures, chips] = e.children, cores = host.info?.cores || 1, s = host.sample;
   const away = (host.withdrawn ?? []).map((w) => `${w.policy}: ${w.reason}`).join("; ");
   e.classList.toggle("away", host.state === "HOST_STATE_UNREACHABLE");
   say(head.lastChild, [word(host.state, "HOST_STATE_"), away].filter(Boolean).join(": "));
-  const list = strips.get(host.meta.uid) ?? [];
+  if (!strips.has(host.meta.uid)) {
+    if (strips.size < mostRemembered) remember(host);
+    strips.set(host.meta.uid, []);
+  }
+  const list = strips.get(host.meta.uid);
   if (s && list.at(-1)?.at !== s.at) {
-    list.push({ at: s.at, guests: s.cpuGuests ?? 0, owner: s.cpuOwner ?? 0, system: s.cpuSystem ?? 0 });
+    list.push(use(s));
     strips.set(host.meta.uid, list.slice(-samples));
   }
   drawStrip(strip, strips.get(host.meta.uid) ?? [], cores, host.meta.name);
   say(figures, s ? `${((s.cpuGuests ?? 0) + (s.cpuOwner ?? 0) + (s.cpuSystem ?? 0)).toFixed(1)} of ${cores} cores · ${size(s.memoryAvailableBytes)} of ${size(host.info?.memoryBytes)} free · ${host.info?.acceleration?.kind === "ACCELERATION_KIND_KVM" ? "KVM" : "emulated"}`
     : `${cores} cores · not measured`);
-  const use = new Map((s?.guests ?? []).map((g) => [g.uid, g.cpu ?? 0]));
-  keyed(chips, world.guests.filter((g) => g.host === host.meta.name), (g) => g.meta.uid, chip, (c, g) => drawChip(c, g, use.get(g.meta.uid)));
+  const uses = new Map((s?.guests ?? []).map((g) => [g.uid, g.cpu ?? 0]));
+  keyed(chips, world.guests.filter((g) => g.host === host.meta.name), (g) => g.meta.uid, chip, (c, g) => drawChip(c, g, uses.get(g.meta.uid)));
 }
 
 // drawStrip draws the use of a host over time: what guests, the owner and the system use, one above the other.
