@@ -90,8 +90,8 @@ func (p *pass) loseAndStop(c *Change, lost *v1.Guest, why string) {
 		now.Stopped = true
 		c.write(Update, now)
 	}
-	c.event(v1.Severity_SEVERITY_ERROR, "cluster", lost.Cluster, "is stopped: %s; `watari cluster start %s` starts its guests anew, `watari checkpoint restore %s` goes back",
-		why, lost.Cluster, lost.Cluster)
+	c.event(v1.Severity_SEVERITY_ERROR, "cluster", lost.Cluster, "is stopped: %s; `watari checkpoint restore %s` goes back to its latest checkpoint, and `watari guest start` starts a guest anew",
+		why, lost.Cluster)
 }
 
 // comesBack reports whether a cluster is expected to go back to a checkpoint, because the host of a guest is out of reach. It returns
