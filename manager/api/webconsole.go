@@ -26,8 +26,8 @@ const (
 	// linkTime is how long a link is good, and sessionTime how long a browser is logged in.
 	linkTime    = 5 * time.Minute
 	sessionTime = 12 * time.Hour
-	// mostLogins bounds the links and sessions that are kept; the oldest goes first.
-	mostLogins = 1000
+	// mostLogins bounds the links and sessions of one user; the one that ends first goes first.
+	mostLogins = 100
 	cookieName = "__Host-watari"
 )
 
@@ -56,17 +56,21 @@ func (l *logins) time() time.Time {
 func (l *logins) add(user, uid string, link bool, lasts time.Duration) (secret string, ends time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.time()
-	var oldest [sha256.Size]byte
+	now, own := l.time(), 0
+	var first [sha256.Size]byte // of the user's to end
 	for hash, k := range l.kept {
-		if !now.Before(k.ends) {
+		switch {
+		case !now.Before(k.ends):
 			delete(l.kept, hash)
-		} else if o, is := l.kept[oldest]; !is || k.ends.Before(o.ends) {
-			oldest = hash
+		case k.uid == uid:
+			own++
+			if o, is := l.kept[first]; !is || k.ends.Before(o.ends) {
+				first = hash
+			}
 		}
 	}
-	if len(l.kept) >= mostLogins {
-		delete(l.kept, oldest)
+	if own >= mostLogins {
+		delete(l.kept, first)
 	}
 	if l.kept == nil {
 		l.kept = map[[sha256.Size]byte]login{}

@@ -1,0 +1,50 @@
+package api
+
+import (
+	"testing"
+	"time"
+)
+
+func TestLogins(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	l := &logins{now: func() time.Time { return now }}
+	link, _ := l.add("ann", "1", true, time.Minute)
+	if _, good := l.take(link, false); good {
+		t.Error("a link is a session")
+	}
+	if k, good := l.take(link, true); !good || k.user != "ann" {
+		t.Errorf("the link is good for %+v, %v", k, good)
+	}
+	if _, good := l.take(link, true); good {
+		t.Error("the link is good twice")
+	}
+	session, _ := l.add("ann", "1", false, time.Hour)
+	other, _ := l.add("bob", "2", false, time.Hour)
+	if _, good := l.take(session, true); good {
+		t.Error("a session is a link")
+	}
+	for range 2 { // a session is good again and again
+		if _, good := l.take(session, false); !good {
+			t.Error("the session is over")
+		}
+	}
+	late, _ := l.add("ann", "1", true, time.Minute)
+	now = now.Add(time.Minute)
+	if _, good := l.take(late, true); good {
+		t.Error("a link is good after its time")
+	}
+	for range 2 * mostLogins {
+		now = now.Add(time.Second)
+		l.add("ann", "1", false, time.Hour)
+	}
+	if _, good := l.take(session, false); good || len(l.kept) > mostLogins+1 {
+		t.Errorf("%d logins are kept, the first among them: %v", len(l.kept), good)
+	}
+	if _, good := l.take(other, false); !good {
+		t.Error("another user's session is gone")
+	}
+	l.remove(other)
+	if _, good := l.take(other, false); good {
+		t.Error("a session is good after the log-out")
+	}
+}
