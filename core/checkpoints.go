@@ -176,7 +176,7 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 			seen.Ended = g == nil || g.Meta.Uid != m.GuestUid || g.Host != m.Host || g.Epoch != m.Epoch
 		}
 		h := p.Hosts[m.Host]
-		emptied := h == nil || h.Draining || len(h.Withdrawn) > 0
+		emptied := h == nil || h.Draining || len(h.Withdrawn) > 0 && !c.Suspends
 		o.Turn = o.Turn && !emptied && !busy[m.Host]
 		o.Unwanted = o.Unwanted || !pending && emptied
 		o.Members = append(o.Members, seen)
@@ -336,9 +336,12 @@ func (p *pass) planned() {
 		var change Change
 		change.write(Create, newCheckpoint(p.Objects, cluster, fmt.Sprintf("every %s", every)))
 		change.write(Expect, cluster)
-		p.propose("checkpoints of "+name, change)
+		p.propose(checkpointsKey(name), change)
 	}
 }
+
+// checkpointsKey is the key of the change that begins a checkpoint of a cluster.
+func checkpointsKey(cluster string) string { return "checkpoints of " + cluster }
 
 // newCheckpoint returns the record of a checkpoint that has not begun.
 func newCheckpoint(s *Objects, cluster *v1.Cluster, reason string) *v1.Checkpoint {

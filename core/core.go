@@ -200,6 +200,7 @@ func (c *Core) Decide(w World) Decision {
 	p.clusters()
 	p.outOfMemory()
 	p.drain()
+	p.suspend()
 	p.bringTogether()
 	p.rebalance()
 	p.apportion()

@@ -26,6 +26,7 @@ type household struct {
 	usage   *Usage
 	away    map[string]bool // hosts that are out of reach
 	leases  map[string]LeaseSeen
+	sharing bool // hosts fetch files from each other
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -85,7 +86,7 @@ func (h *household) pass(after time.Duration) map[string]*v1.HostWanted {
 func (h *household) reports() Captured {
 	reports := Captured{}
 	for name, host := range h.objects.Hosts {
-		report := &v1.HostObserved{Info: host.Info}
+		report := &v1.HostObserved{Info: host.Info, Sharing: h.sharing}
 		for _, g := range h.objects.Guests {
 			if g.Host == name {
 				seen := &v1.GuestObserved{Uid: g.Meta.Uid, Name: g.Meta.Name, Epoch: g.Epoch, BootId: g.BootId,

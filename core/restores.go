@@ -5,6 +5,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -48,26 +49,83 @@ func memberOf(c *v1.Checkpoint, g *v1.Guest) *v1.CheckpointMember {
 
 // restores takes a step for each cluster that is being restored.
 func (p *pass) restores() {
+	var free *room // what clusters that are restored already leave; nil: not known yet
 	for _, name := range sortedKeys(p.Clusters) {
 		cluster := p.Clusters[name]
 		if !restoring(cluster) || cluster.Meta.Deleting != nil || p.full() || p.changed(cluster) {
 			continue
 		}
 		guests := p.index.guestsOf(name)
-		if ending(cluster) {
-			p.restoreEnding(cluster, guests)
-		} else {
+		if !ending(cluster) {
 			p.restoreRestoring(cluster, guests)
+			continue
 		}
+		if !p.ended(guests) {
+			continue
+		}
+		if free == nil {
+			free = p.unclaimed()
+		}
+		p.restoreEnded(cluster, guests, free)
 	}
 }
 
-// restoreEnding begins to restore when no copy is left.
-func (p *pass) restoreEnding(cluster *v1.Cluster, guests []*v1.Guest) {
-	for _, g := range guests {
-		if g.Host != "" || p.changed(g) || p.index.moves[g.Meta.Uid] != nil {
-			return
+// ended reports whether no copy of any of these guests is left.
+func (p *pass) ended(guests []*v1.Guest) bool {
+	return !slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Host != "" || p.changed(g) || p.index.moves[g.Meta.Uid] != nil })
+}
+
+// unclaimed returns the hosts' resources without those for guests that are about to be restored.
+func (p *pass) unclaimed() *room {
+	free := newRoom(p.Objects, p, p.index.moves)
+	for _, name := range sortedKeys(p.Clusters) {
+		if cluster := p.Clusters[name]; restoring(cluster) && !ending(cluster) && cluster.Meta.Deleting == nil {
+			p.claim(cluster, p.index.guestsOf(name), p.Checkpoints[cluster.Restore.Checkpoint], free)
 		}
+	}
+	return free
+}
+
+// claim takes resources for those guests of a cluster that have no host yet, if all of them have a place. Otherwise it returns a guest
+// that has none, and why.
+func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, free *room) (without *v1.Guest, why string) {
+	type place struct {
+		host  string
+		shape *v1.GuestShape
+	}
+	var taken []place
+	var view []placement.Host
+	for _, g := range guests {
+		m := memberOf(from, g)
+		if g.Host != "" || m == nil {
+			continue
+		}
+		if view == nil {
+			view = free.forCluster(p, p.index.moves, guests, g.ImageDigest)
+		}
+		r := p.restoreRequest(g, cluster, m)
+		r.Shape, r.Standby = g.Shape, lostElsewhere(cluster, g)
+		chosen := placement.Pick(r, view)
+		if chosen < 0 {
+			_, verdicts := placement.Choose(r, view)
+			return g, (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+		}
+		view[chosen].Place(g.Shape)
+		taken = append(taken, place{view[chosen].Name, g.Shape})
+	}
+	for _, t := range taken {
+		free.take(t.host, t.shape)
+	}
+	return nil, ""
+}
+
+// restoreEnded begins to restore a cluster of which no copy is left, when all its guests have a place: those that had one before the
+// others would hold it, and might keep another cluster from being whole.
+func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room) {
+	from := p.Checkpoints[cluster.Restore.Checkpoint]
+	if without, why := p.claim(cluster, guests, from, free); without != nil {
+		p.refuse("restore of "+cluster.Meta.Name, without, why)
+		return
 	}
 	update := proto.CloneOf(cluster)
 	update.Restore.State = v1.RestoreState_RESTORE_STATE_RESTORING

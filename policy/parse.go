@@ -113,6 +113,7 @@ type (
 	harvestText struct {
 		Bounds   boundsText    `yaml:",inline"`
 		Throttle *throttleText `yaml:"throttle"`
+		Suspend  *scalar       `yaml:"suspend_after"`
 	}
 	throttleText struct {
 		Weight    *scalar `yaml:"weight"`
@@ -488,7 +489,7 @@ func (r *reader) condition(c entry[conditionText], key string) Condition {
 }
 
 func (r *reader) harvest(h *harvestText) *Harvest {
-	made := &Harvest{Bounds: r.bounds(h.Bounds, 0), Throttle: Throttle{StopAfter: -1}}
+	made := &Harvest{Bounds: r.bounds(h.Bounds, 0), Throttle: Throttle{StopAfter: -1}, SuspendAfter: r.wait(h.Suspend, "suspend_after", -1)}
 	if t := h.Throttle; t != nil {
 		made.Throttle.Weight = uint32(r.number(t.Weight, "weight", 1, 10000))
 		made.Throttle.Permille = r.permille(t.CPU)

@@ -65,6 +65,9 @@ type Condition struct {
 type Harvest struct {
 	Bounds
 	Throttle Throttle
+	// SuspendAfter is how long guests may stay without a place elsewhere before their cluster is suspended: it waits in a checkpoint
+	// until there is room. Negative: it never is.
+	SuspendAfter time.Duration
 }
 
 // Throttle bounds the guests that are still on a host whose owner is back.

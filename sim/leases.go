@@ -9,6 +9,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core"
+	"watari/policy"
 )
 
 const (
@@ -195,7 +196,10 @@ func (s *Sim) checkLosses(before, now *core.Objects) {
 		if was == nil {
 			continue
 		}
-		back := c.Restore.GetId() != was.Restore.GetId() && c.Restore.GetLosses() > 0
+		back := c.Restore.GetId() != was.Restore.GetId() && (c.Restore.GetLosses() > 0 || c.Restore.GetPolicy() != "")
+		if back && c.Restore.Policy != "" && !savedForOwners(now, c) {
+			s.violate("policy %s suspends cluster %s, which goes back to %s: that was not made for it", c.Restore.Policy, name, c.Restore.Checkpoint)
+		}
 		for _, g := range core.GuestsOf(now, name) {
 			old := before.Guests[g.Meta.Name]
 			stops := c.Spec.OnHostLoss != v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED && old != nil && g.Stopped && !old.Stopped
@@ -205,4 +209,13 @@ func (s *Sim) checkLosses(before, now *core.Objects) {
 			}
 		}
 	}
+}
+
+// savedForOwners reports whether a cluster goes back to a checkpoint that was taken after the owner of one of its hosts was back.
+func savedForOwners(o *core.Objects, c *v1.Cluster) bool {
+	from := o.Checkpoints[c.Restore.Checkpoint]
+	return from.GetSuspends() && slices.ContainsFunc(core.GuestsOf(o, c.Meta.Name), func(g *v1.Guest) bool {
+		w := policy.Withdrawn(o.Hosts[g.Host], policy.HarvestName)
+		return w != nil && from.Taken.AsTime().After(w.Since.AsTime())
+	})
 }

@@ -23,6 +23,7 @@ owners:
     for: 3s
 harvest:
   throttle: {weight: 1, cpu: 20%, stop_after: 3s}
+  suspend_after: 4s
 locality: {interval: 5s, cool_down: 10s, horizon: 5m}
 `
 

@@ -109,15 +109,21 @@ func TestTheOwnerComesBack(t *testing.T) {
 	}
 }
 
-// All owners come back at once: no host has room, so guests are slowed down where they are, and go on afterwards.
+// All owners come back at once: no host has room, so guests are slowed down where they are. Then their cluster is suspended, and goes on
+// when an owner has left.
 func TestAllOwnersComeBack(t *testing.T) {
 	newCluster(t, "all", 1)
 	settled(t, "all", 1)
-	host := guestNamed(t, "all-0").Host
-	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true"))
+	unmarked := mark(t, "all-0")
+	host, uid := guestNamed(t, "all-0").Host, guestNamed(t, "all-0").Meta.UID
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true")+"  suspend_after: 15s\n")
 	var away []func()
+	other := ""
 	for _, h := range hosts {
 		if h != host {
+			if other == "" {
+				other = h
+			}
 			away = append(away, owner(t, h, "types"))
 		}
 	}
@@ -142,16 +148,25 @@ func TestAllOwnersComeBack(t *testing.T) {
 		})
 	}
 	refused(t, []string{"no host for guest 1 of 1", "its owner uses it"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName)
-	for _, leave := range away {
-		leave()
-	}
-	for _, h := range hosts {
-		withdrawn(t, h, false)
-	}
+	until(t, 2*time.Minute, "the cluster is suspended", func() (bool, string) {
+		out := must(t, "cluster", "show", "all") + must(t, "checkpoint", "list", "all")
+		return copies(uid) == 0 && strings.Contains(out, "suspended by policy harvest"), out
+	})
+	away[0]()
+	until(t, 2*time.Minute, "the cluster goes on", func() (bool, string) {
+		g := guestNamed(t, "all-0")
+		return g.Host == other && strings.HasSuffix(g.State, "_RUNNING"), fmt.Sprintf("%+v", g)
+	})
 	if out := must(t, "run", "logs", "--follow", "all-run"); strings.Count(out, "tick") != 40 {
-		t.Errorf("%d lines of output, want 40", strings.Count(out, "tick"))
+		t.Errorf("%d lines of output, want 40:\n%s", strings.Count(out, "tick"), out)
 	}
 	settled(t, "all", 1)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+	for _, leave := range away[1:] {
+		leave()
+	}
 }
 
 // The manager is killed in the midst of an evacuation, and started again.

@@ -3783,6 +3783,7 @@ type Checkpoint struct {
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
 	Runs          []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
 	StoodMs       uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
+	Suspends      bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3922,6 +3923,13 @@ func (x *Checkpoint) GetStoodMs() uint32 {
 	return 0
 }
 
+func (x *Checkpoint) GetSuspends() bool {
+	if x != nil {
+		return x.Suspends
+	}
+	return false
+}
+
 // CheckpointPlan says when checkpoints of a cluster are made unasked, and how many are kept.
 type CheckpointPlan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3986,6 +3994,7 @@ type Restore struct {
 	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"` // why it failed
 	Asked         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=asked,proto3" json:"asked,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
+	Policy        string                 `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"` // the policy that suspended the cluster; empty: none did
 	Losses        uint32                 `protobuf:"varint,9,opt,name=losses,proto3" json:"losses,omitempty"` // guests were lost this often, one soon after the other, and the cluster went back to this checkpoint; 0: it was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4075,6 +4084,13 @@ func (x *Restore) GetEnded() *timestamppb.Timestamp {
 		return x.Ended
 	}
 	return nil
+}
+
+func (x *Restore) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
 }
 
 func (x *Restore) GetLosses() uint32 {
@@ -5774,7 +5790,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xb8\x04\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xd4\x04\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -5793,10 +5809,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05taken\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x120\n" +
 	"\x05ended\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12,\n" +
 	"\x04runs\x18\x0e \x03(\v2\x18.watari.v1.CheckpointRunR\x04runs\x12\x19\n" +
-	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\"I\n" +
+	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\x12\x1a\n" +
+	"\bsuspends\x18\x10 \x01(\bR\bsuspends\"I\n" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xbd\x02\n" +
+	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xd5\x02\n" +
 	"\aRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -5808,6 +5825,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x120\n" +
 	"\x05asked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06policy\x18\n" +
+	" \x01(\tR\x06policy\x12\x16\n" +
 	"\x06losses\x18\t \x01(\rR\x06losses\"\x96\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +

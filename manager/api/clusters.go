@@ -44,7 +44,12 @@ func (s *Server) giveAuthority(c *v1.Cluster) error {
 	if err != nil {
 		return err
 	}
+	key, err := newCheckpointKey() // a policy may suspend the cluster before anybody asks for a checkpoint
+	if err != nil {
+		return err
+	}
 	c.CaCertificate, c.CaKey = authority.CertificatePEM(), authority.KeyPEM()
+	c.CheckpointKey, c.CheckpointRecipient = key.Secret, key.Recipient
 	return nil
 }
 

@@ -23,6 +23,9 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/moves.go", "		c.write(Expect, source) // its withdrawal is the reason of the move\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	// Suspension.
+	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "latest.Suspends && latest.Taken.AsTime().After(w.Since.AsTime()) && ", ""}}},
+	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
 	// Checkpoints.
 	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go",
 		"	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED,", "	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_READY,"}}},

@@ -125,6 +125,9 @@ func plan(p *v1.CheckpointPlan) string {
 func restored(env *cli.Env, r *v1.Restore) string {
 	switch r.GetState() {
 	case v1.RestoreState_RESTORE_STATE_ENDING, v1.RestoreState_RESTORE_STATE_RESTORING:
+		if r.GetPolicy() != "" {
+			return fmt.Sprintf("suspended by policy %s: %s; goes on from %s when hosts have room for all guests", r.GetPolicy(), r.GetReason(), r.GetCheckpoint())
+		}
 		return "is being restored from " + r.GetCheckpoint()
 	case v1.RestoreState_RESTORE_STATE_DONE:
 		return fmt.Sprintf("from %s, %s", r.GetCheckpoint(), output.Time(env.Now(), r.GetEnded()))

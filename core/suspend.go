@@ -1,0 +1,114 @@
+package core
+
+// suspend.go - clusters with guests that have to leave a host whose owner is back, and find no room elsewhere. Such a cluster is saved
+// in a checkpoint, its guests end, and it is restored as soon as hosts have room: its restore waits for that.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/policy"
+)
+
+// suspendAgain is the pause before a cluster is saved again after that has failed.
+const suspendAgain = time.Minute
+
+// suspendCopied is how long a saved cluster's guests stay for its files to be copied to other hosts: the owner may switch the machine
+// off.
+const suspendCopied = 5 * time.Minute
+
+// suspend saves or ends the clusters whose guests have had no place for as long as the policy says.
+func (p *pass) suspend() {
+	whole := p.Core.policies.policy
+	if whole == nil || whole.Harvest == nil || whole.Harvest.SuspendAfter < 0 {
+		return
+	}
+	seen := map[string]bool{} // clusters
+	for _, name := range sortedKeys(p.Hosts) {
+		h := p.Hosts[name]
+		w := policy.Withdrawn(h, policy.HarvestName)
+		if w == nil || len(p.index.onHost[name]) == 0 {
+			continue
+		}
+		if due := w.Since.AsTime().Add(whole.Harvest.SuspendAfter); p.Now.Before(due) {
+			p.again = earlier(p.again, due)
+			continue
+		}
+		var stranded []*v1.Guest
+		for g := range p.index.onHost[name] {
+			if !seen[g.Cluster] && p.stranded(g, h) {
+				stranded = append(stranded, g)
+			}
+		}
+		slices.SortFunc(stranded, func(a, b *v1.Guest) int { return strings.Compare(a.Meta.Name, b.Meta.Name) })
+		for _, g := range stranded {
+			if !seen[g.Cluster] && !p.full() {
+				seen[g.Cluster] = true
+				p.suspendCluster(g, h, w)
+			}
+		}
+	}
+}
+
+// stranded reports whether a guest has to leave its host, may do so, and has no place.
+func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
+	cluster := p.Clusters[g.Cluster]
+	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
+		return false
+	}
+	how := p.leaves(g, h)
+	return how != nil && how.policy == policy.HarvestName && p.viewFor(g).pick(p, g) < 0
+}
+
+// suspendCluster saves the cluster of a stranded guest, or, if it is saved, begins the restore that waits for room.
+func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
+	cluster := p.Clusters[g.Cluster]
+	guests := p.index.guestsOf(g.Cluster)
+	latest := latestCheckpoint(p.Objects, cluster, nil)
+	if latest != nil && latest.Suspends && latest.Taken.AsTime().After(w.Since.AsTime()) && sameMembers(latest, guests) == "" {
+		if by := latest.Ended.AsTime().Add(suspendCopied); p.index.uncopied[latest] && p.Now.Before(by) && p.awaitsCopies(latest) {
+			p.again = earlier(p.again, by)
+			return
+		}
+		update := proto.CloneOf(cluster)
+		update.Restore = newRestore(latest, fmt.Sprintf("the owner of host %s is back, and no host has room for guest %s", g.Host, g.Meta.Name), timestamppb.New(p.Now))
+		update.Restore.Policy = policy.HarvestName
+		var c Change
+		c.write(Update, update)
+		c.write(Expect, latest)
+		c.write(Expect, h) // it is withdrawn still
+		c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is suspended: %s; it goes on from checkpoint %s as soon as hosts have room for all its guests",
+			update.Restore.Reason, latest.Meta.Name)
+		p.propose("suspension of "+cluster.Meta.Name, c)
+		return
+	}
+	if cluster.CheckpointRecipient == "" || p.unfinishedCheckpoint(g.Cluster) != nil || Halted(members(guests)) != "" ||
+		slices.ContainsFunc(p.changes, func(c Change) bool { return c.Key == checkpointsKey(g.Cluster) }) {
+		return
+	}
+	for c := range p.index.checkpointsOf[g.Cluster] {
+		if next := c.Ended.AsTime().Add(suspendAgain); c.Suspends && p.Now.Before(next) {
+			p.again = earlier(p.again, next)
+			return
+		}
+	}
+	made := newCheckpoint(p.Objects, cluster, "to suspend the cluster: no host has room for guest "+g.Meta.Name)
+	made.Suspends = true
+	var c Change
+	c.write(Create, made)
+	c.write(Expect, cluster)
+	p.propose(checkpointsKey(g.Cluster), c)
+}
+
+// awaitsCopies reports whether there are hosts to which files of a checkpoint are still to be copied.
+func (p *pass) awaitsCopies(c *v1.Checkpoint) bool {
+	return slices.ContainsFunc(c.Members, func(m *v1.CheckpointMember) bool {
+		return len(m.File.GetHosts()) < checkpointCopies && p.copyTarget(m) != ""
+	})
+}
