@@ -123,13 +123,13 @@ func TestMigrateToAFullHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Reserved memory counts, even if it is not used yet.
+	// Reserved memory counts, even if it is not used yet. What is left is too little for another guest, and enough for the host's daemons.
 	must(t, "cluster", "create", "large", "--guests", "2", "--spread", "host", "--site", "b", "--image", imageName,
-		"--memory", strconv.FormatUint(bytes>>20-100, 10)+"M")
+		"--memory", strconv.FormatUint(bytes>>20-200, 10)+"M")
 	t.Cleanup(func() { must(t, "cluster", "delete", "large", "--wait") })
 	until(t, settle, "the hosts are taken", func() (bool, string) {
 		list := guestsOf(t, "large")
-		return len(list) == 2 && list[0].Host != "" && list[1].Host != "", ""
+		return len(list) == 2 && list[0].Host != "" && list[1].Host != "", fmt.Sprintf("%+v", list)
 	})
 	refused(t, []string{"small-0", "b1", "memory", "are free"}, "migrate", "small-0", "--to", "b1")
 	refused(t, []string{"b1", "b2", "memory"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName, "--site", "b")

@@ -60,7 +60,10 @@ func TestPairsThatTalkComeTogether(t *testing.T) {
 	talks := map[string]chan string{"pairs-0 pairs-2": talkUntil(file, "pairs-0", "pairs-2"), "pairs-1 pairs-3": talkUntil(file, "pairs-1", "pairs-3")}
 	until(t, 2*time.Minute, "the traffic of both pairs is measured", func() (bool, string) {
 		seen := pairsOf(t, "pairs")
-		for name := range talks {
+		for name, done := range talks {
+			if len(done) > 0 {
+				t.Fatalf("the program of %s has ended:\n%s", name, <-done)
+			}
 			if p := seen[name]; p.Sent < 20e3 || p.Received < 20e3 || p.Distance != 10 {
 				return false, fmt.Sprintf("%+v", seen)
 			}
