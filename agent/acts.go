@@ -61,6 +61,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 		}
 		poke(a.limits.wake)
 	case machine.Destroy:
+		a.volumes.sync(ctx, g)
 		err = a.destroy(ctx, g)
 	case machine.Confirm:
 		pids, err := a.processes(ctx, g)

@@ -48,9 +48,10 @@ type Config struct {
 	Network    Network
 	Images     Images
 	Tunnels    Tunnels
-	Limiter    Limiter  // nil: guests are never limited
-	Saver      Saver    // nil: guests cannot be saved and restored
-	Watchdog   Watchdog // nil: guests with leases are not taken
+	Limiter    Limiter    // nil: guests are never limited
+	Saver      Saver      // nil: guests cannot be saved and restored
+	Watchdog   Watchdog   // nil: guests with leases are not taken
+	Volumes    VolumeHost // nil: the host keeps no volumes, and its guests have none
 	Dial       GuestDialer
 }
 
@@ -68,6 +69,7 @@ type Agent struct {
 	networks    *networkKeeper
 	limits      *limitKeeper
 	checkpoints *checkpointKeeper
+	volumes     *volumeKeeper
 	leases      *leaseKeeper
 	templates   *templates
 	acting      sync.WaitGroup // the acts under way
@@ -103,6 +105,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
 	a.limits = newLimitKeeper(a)
 	a.checkpoints = newCheckpointKeeper(a)
+	a.volumes = newVolumeKeeper(a)
 	a.leases = &leaseKeeper{agent: a, watchdog: config.Watchdog, clock: watchdog.Clock, told: true}
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
@@ -182,6 +185,7 @@ func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.limits.run(ctx)
+	go a.volumes.run(ctx)
 	go a.leases.run(ctx)
 	go a.sample(ctx)
 	go func() {
@@ -287,6 +291,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 		a.networks.want(w.Network)
 	}
 	a.checkpoints.want(w.Checkpoints)
+	a.volumes.want(w)
 	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()

@@ -29,6 +29,7 @@ type guest struct {
 
 // prepared is the result of Prepare.
 type prepared struct {
+	volume   string // the socket at which its volume is served; empty: it has none
 	files    ImageFiles
 	tap      string
 	template string // empty: boot plainly

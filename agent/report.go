@@ -42,6 +42,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Sharing, o.Blobs, o.FetchBytesPerSecond = true, a.images.Blobs(), a.images.Rate()
 	o.Templates = a.templates.report()
 	o.Checkpoints = a.checkpoints.report()
+	o.Volumes, o.KeepsVolumes = a.volumes.report(), a.volumes.able
 	a.logProblems(o.Problems)
 	return o, changed
 }

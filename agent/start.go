@@ -63,10 +63,16 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 	if p.tap, err = a.network.PlugGuest(ctx, act.Tap, w.Identity.Mtu); err != nil {
 		return "", fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
 	}
+	if p.volume, err = a.volumes.socket(w); err == nil {
+		err = a.volumes.await(ctx, w)
+	}
+	if err != nil {
+		return "", fmt.Errorf("start guest %s: %w", w.Name, err)
+	}
 	if w.Restore != nil {
 		return "", a.checkpoints.awaitFile(ctx, w, step)
 	}
-	if w.Role == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork {
+	if w.Role == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork && w.Volume == nil {
 		p.template, err = a.templates.ensure(ctx, a.spec(w, *p), step)
 		if ctx.Err() != nil {
 			return "", ctx.Err()
@@ -83,7 +89,7 @@ func (a *Agent) spec(w *v1.GuestWanted, p prepared) domain.Spec {
 	return domain.Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
 		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
 		KernelArgs: w.Image.KernelArgs, Tap: p.tap, Channel: a.channelSocket(w.Uid),
-		Console: a.consoles.path(w.Uid), ImageDigest: w.Image.Digest, Platform: w.Platform}
+		Console: a.consoles.path(w.Uid), Volume: p.volume, ImageDigest: w.Image.Digest, Platform: w.Platform}
 }
 
 // start creates the domain. The record of the started epoch is already on disk.

@@ -61,7 +61,11 @@ func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
 	if err := checkSpec(spec); err != nil {
 		return change, err
 	}
-	if most := r.MaxOps - 2; r.MaxOps > 0 && int(spec.Guests) > most { // the cluster and its event are the other two
+	others := 2 // the cluster and its event
+	if spec.Volume != "" {
+		others++
+	}
+	if most := r.MaxOps - others; r.MaxOps > 0 && int(spec.Guests) > most {
 		return change, precondition("%d guests: the manager's etcd lets a cluster have %d; start etcd with --max-txn-ops=2048 for more", spec.Guests, most)
 	}
 	if existed, err := a.equalCluster(name, spec); existed || err != nil {
@@ -79,6 +83,9 @@ func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
 	change.write(Create, cluster)
 	for _, g := range guests {
 		change.write(Create, g)
+	}
+	if err := a.takeVolume(&change, cluster); err != nil {
+		return change, err
 	}
 	a.audited(&change, "cluster", name, "created: %s of %s and %s, image %s", english.Plural(int(spec.Guests), "guest", ""),
 		english.Plural(int(spec.Shape.Vcpus), "vCPU", ""), humanize.IBytes(spec.Shape.MemoryBytes), spec.Image)
@@ -105,6 +112,8 @@ func checkSpec(spec *v1.ClusterSpec) error {
 		return invalid("unknown spread %d", spec.Spread)
 	case v1.OnHostLoss_name[int32(spec.OnHostLoss)] == "":
 		return invalid("unknown on-host-loss %d", spec.OnHostLoss)
+	case spec.Volume != "" && spec.OnHostLoss == v1.OnHostLoss_ON_HOST_LOSS_RESTORE:
+		return invalid("a cluster whose home lies on a volume cannot go back to a checkpoint yet: use another --on-host-loss than restore")
 	case spec.LeaseMs != 0 && (spec.LeaseMs < minLeaseMs || spec.LeaseMs > maxLeaseMs):
 		return invalid("a lease of %s: it lasts %s to %s", time.Duration(min(spec.LeaseMs, 2*maxLeaseMs))*time.Millisecond, minLeaseMs*time.Millisecond, maxLeaseMs*time.Millisecond)
 	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):
@@ -266,6 +275,7 @@ func specDifferences(have, want *v1.ClusterSpec) string {
 	add(have.GetNoFork() != want.GetNoFork(), "its guests are started %s, not %s", startName(have.GetNoFork()), startName(want.GetNoFork()))
 	add(have.GetLeaseMs() != want.GetLeaseMs(), "its lease is %s, not %s", leaseName(have), leaseName(want))
 	add(have.GetOnHostLoss() != want.GetOnHostLoss(), "on the loss of a host it is to %s, not %s", lossName(have.GetOnHostLoss()), lossName(want.GetOnHostLoss()))
+	add(have.GetVolume() != want.GetVolume(), "its home lies on %s, not on %s", volumeName(have), volumeName(want))
 	add(have.GetCpu() != want.GetCpu(), "its guests' CPU is %s, not %s", cmp.Or(have.GetCpu(), "baseline"), cmp.Or(want.GetCpu(), "baseline"))
 	return strings.Join(d, "; ")
 }
@@ -278,6 +288,13 @@ func spreadName(s v1.Spread) string {
 		return "over hosts"
 	}
 	return "as the scores say"
+}
+
+func volumeName(spec *v1.ClusterSpec) string {
+	if spec.GetVolume() == "" {
+		return "the first guest's memory"
+	}
+	return "volume " + spec.GetVolume()
 }
 
 func leaseName(spec *v1.ClusterSpec) string {

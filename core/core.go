@@ -193,6 +193,7 @@ func (c *Core) Decide(w World) Decision {
 	p.withdraw()
 	p.relay()
 	p.checkpoints()
+	p.volumes()
 	p.restores()
 	p.moves()
 	p.cancelArrivals()

@@ -56,6 +56,10 @@ func (p *pass) guest(g *v1.Guest) {
 		c.write(Delete, proto.CloneOf(g))
 		p.propose(key, c)
 	case lifecycle.Place:
+		if why := p.lacksVolume(g); why != "" {
+			p.refuse(key, g, why)
+			return
+		}
 		if restoring(p.Clusters[g.Cluster]) && memberOf(p.restoredFrom(g), g) == nil {
 			return // the restore fails
 		}

@@ -42,6 +42,7 @@ type index struct {
 	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
 	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
 	filesAt       map[string]map[string]bool     // hosts that report something of a checkpoint, by its uid
+	volumesAt     map[string]set[*v1.Volume]     // by host
 }
 
 type set[T comparable] map[T]bool
@@ -51,7 +52,7 @@ func newIndex() *index {
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, unended: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
 		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{},
-		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}}
+		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}, volumesAt: map[string]set[*v1.Volume]{}}
 }
 
 func add[T comparable](m map[string]set[T], key string, v T) {
@@ -96,6 +97,7 @@ func (x *index) see(w *World) {
 	differences(before.Migrations, w.Migrations, x.seeMove)
 	differences(before.Clusters, w.Clusters, func(name string, _, _ *v1.Cluster) { x.markCluster(name) })
 	differences(before.Checkpoints, w.Checkpoints, x.seeCheckpoint)
+	differences(before.Volumes, w.Volumes, x.seeVolume)
 	differences(before.Hosts, w.Hosts, x.seeHost)
 	if !sameMap(before.Images, w.Images) {
 		x.imageDigest, x.everything = nil, true
@@ -130,6 +132,7 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 			x.hosts[m.Source], x.hosts[m.Target] = true, true
 		}
 		x.markCheckpoints(g.Cluster)
+		x.markVolumes(x.objects.Clusters[g.Cluster])
 		delete(x.ordered, g.Cluster)
 		uids = append(uids, g.Meta.Uid)
 	}
@@ -203,6 +206,7 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 	for _, m := range []*v1.Migration{before, now} {
 		if g := x.objects.Guests[m.GetGuest()]; g != nil {
 			x.markNetwork(g.Cluster)
+			x.markVolumes(x.objects.Clusters[g.Cluster])
 		}
 	}
 }
@@ -265,6 +269,32 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 		x.markTogether(before.GetCluster())
 	}
 	x.markCopiers()
+}
+
+// seeVolume indexes a volume by its host. The guest that uses it, and the hosts of both, have orders about it.
+func (x *index) seeVolume(_ string, before, now *v1.Volume) {
+	for _, v := range []*v1.Volume{before, now} {
+		if v == nil {
+			continue
+		}
+		x.hosts[v.Host] = true
+		x.markCluster(v.Cluster)
+		for g := range x.ofCluster[v.Cluster] {
+			x.hosts[g.Host] = true
+		}
+		if v == now {
+			add(x.volumesAt, v.Host, v)
+		} else {
+			remove(x.volumesAt, v.Host, v)
+		}
+	}
+}
+
+// markVolumes marks the hosts of the volume that a guest's cluster uses: the guest's host may use it.
+func (x *index) markVolumes(cluster *v1.Cluster) {
+	if v := x.objects.Volumes[cluster.GetSpec().GetVolume()]; v != nil {
+		x.hosts[v.Host] = true
+	}
 }
 
 // markCopiers marks all hosts if some of them have to keep copies of files: which ones follows from all hosts.

@@ -78,7 +78,7 @@ func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
 	last := book.sent[host]
-	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints,
+	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints, Volumes: base.Volumes,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
 		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes}
@@ -116,7 +116,7 @@ func sameNetwork(a, b *v1.NetworkWanted) bool {
 // sameRest reports whether two orders of one term and generation are the same but for the network and the stamp.
 func sameRest(a, b *v1.HostWanted) bool {
 	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup &&
-		sameList(a.Guests, b.Guests) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
+		sameList(a.Guests, b.Guests) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Volumes, b.Volumes) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
 }
 
 func sameList[T interface {
@@ -150,6 +150,7 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	slices.SortFunc(w.Guests, func(a, b *v1.GuestWanted) int { return cmp.Compare(a.Uid, b.Uid) })
 	w.Network = p.networkOrder(host, guests)
 	w.Checkpoints, w.Blobs = p.checkpointOrders(host)
+	w.Volumes = p.volumeOrders(host)
 	w.Images = imagesOf(w.Guests)
 	return w
 }
@@ -210,7 +211,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
 		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.Identify(p.Clusters[g.Cluster], g, epoch), Platform: g.Platform,
-		Facts: guestFacts(p.Clusters[g.Cluster], g), LeaseMs: g.LeaseMs}
+		Facts: guestFacts(p.Clusters[g.Cluster], g), LeaseMs: g.LeaseMs, Volume: p.volumeSource(g)}
 	if role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Limits = p.limits(host)
 	}

@@ -26,7 +26,8 @@ type household struct {
 	usage   *Usage
 	away    map[string]bool // hosts that are out of reach
 	leases  map[string]LeaseSeen
-	sharing bool // hosts fetch files from each other
+	sharing bool                            // hosts fetch files from each other
+	volumes map[string][]*v1.VolumeObserved // by host
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -87,6 +88,10 @@ func (h *household) reports() Captured {
 	reports := Captured{}
 	for name, host := range h.objects.Hosts {
 		report := &v1.HostObserved{Info: host.Info, Sharing: h.sharing}
+		if h.volumes != nil {
+			report.Volumes, report.KeepsVolumes, report.Load = h.volumes[name], true, &v1.HostLoad{DiskAvailableBytes: 10 << 30}
+			report.Term, report.Generation = h.core.Term, 1<<40
+		}
 		for _, g := range h.objects.Guests {
 			if g.Host == name {
 				seen := &v1.GuestObserved{Uid: g.Meta.Uid, Name: g.Meta.Name, Epoch: g.Epoch, BootId: g.BootId,

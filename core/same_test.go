@@ -16,7 +16,7 @@ func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 		fields  []string
 	}{
 		{&v1.HostWanted{}, []string{"term", "generation", "guests", "network", "images", "sharing", "blobs", "templates", "trust_group", "boot_id",
-			"protocol", "stamp", "checkpoints", "base_generation", "dropped"}}, // the last two are only in changes
+			"protocol", "stamp", "checkpoints", "volumes", "base_generation", "dropped"}}, // the last two are only in changes
 		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu", "relayed", "probes"}},
 		{&v1.ClusterNetwork{}, []string{"name", "prefix", "peers", "home_server"}},
 		{&v1.GuestRoute{}, []string{"address", "host"}}, // clusterNetwork.reuse

@@ -59,7 +59,7 @@ func (p *pass) suspend() {
 // stranded reports whether a guest has to leave its host, may do so, and has no place.
 func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 	cluster := p.Clusters[g.Cluster]
-	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
+	if cluster == nil || cluster.Spec.GetVolume() != "" || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return false
 	}
 	how := p.leaves(g, h)

@@ -43,6 +43,7 @@ func talkUntil(file, a, b string) (done chan string) {
 // Of four guests on two sites, those that talk to each other are at different sites. Policy locality brings each pair to one host
 // while its program runs, says why, and leaves them there.
 func TestPairsThatTalkComeTogether(t *testing.T) {
+	full(t)
 	if wholeHosts {
 		t.Skip("needs four hosts")
 	}

@@ -54,6 +54,7 @@ type Spec struct {
 	Tap                            string // an existing tap device
 	Channel                        string // Unix socket that QEMU listens on: the host's end of the virtio-serial port
 	Console                        string // file to which the serial console is appended
+	Volume                         string // Unix socket at which the guest's volume is served (VolumeSocket); empty: it has none
 	ImageDigest                    string // part of the template's key
 	// Platform has the machine type and the CPU that the manager asks for. The host chooses what is empty; nil: both.
 	Platform *v1.Platform

@@ -52,6 +52,8 @@ const (
 	probe Socket = 3
 	// blob asks for a blob.
 	blob Socket = 4
+	// volume leads to a volume.
+	volume Socket = 5
 )
 
 // Config says where a host's tunnels end.
@@ -64,6 +66,9 @@ type Config struct {
 	LibvirtSockets []string
 	// Blobs opens a blob for another host, whose certificate has the identity id; nil: this host has no blobs.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
+	// Volume returns the socket at which a volume is served to another host, whose certificate has the identity id, and a context that
+	// ends when that host may use it no longer; nil: this host has no volumes.
+	Volume func(id ca.Identity, uid string) (socket string, allowed context.Context, err error)
 	// Inside returns a host's address inside WireGuard, which also leads to hosts that cannot be dialled; invalid: it has none for
 	// this host. only: the host cannot be dialled. nil: there are no such addresses.
 	Inside func(host string) (address netip.Addr, only bool)
@@ -166,6 +171,10 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	id, text, socket, err := openedBy(conn)
 	if err == nil && socket == blob {
 		t.serveBlob(ctx, conn, id, text)
+		return
+	}
+	if err == nil && socket == volume {
+		t.serveVolume(ctx, conn, id, text)
 		return
 	}
 	var e Expected

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The header is a byte for the socket, two for the length of a text, and the text: the migration's id, or the digest
+// The header is a byte for the socket, two for the length of a text, and the text: the migration's id, a volume's uid, or the digest
 // of a blob and the offset from which to read. The answer is a byte, two for the length of a text, and the text.
 
 func writeHeader(w io.Writer, migration string, socket Socket) error {
@@ -24,7 +24,7 @@ func writeHeader(w io.Writer, migration string, socket Socket) error {
 
 func readHeader(r io.Reader) (string, Socket, error) {
 	kind, text, err := readFrame(r)
-	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) && kind != byte(blob) {
+	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) && kind != byte(blob) && kind != byte(volume) {
 		err = fmt.Errorf("unknown socket %d", kind)
 	}
 	return text, Socket(kind), err

@@ -69,6 +69,16 @@ func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
 	if host.virtType == "qemu" {
 		domain.QEMUCommandline = watchedMemory(spec.MemoryBytes)
 	}
+	if spec.Volume != "" {
+		args, err := volumeArguments(spec.Volume)
+		if err != nil {
+			return nil, err
+		}
+		if domain.QEMUCommandline == nil {
+			domain.QEMUCommandline = &libvirtxml.DomainQEMUCommandline{}
+		}
+		domain.QEMUCommandline.Args = append(domain.QEMUCommandline.Args, args...)
+	}
 	if spec.Tap != "" {
 		domain.QEMUOverride = plainNetwork()
 	}

@@ -701,6 +701,7 @@ type GuestWanted struct {
 	Limits        *GuestLimits           `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`                   // RUN, OUTGOING; unset: none
 	Restore       *RestoreOrder          `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`                 // INCOMING without a migration: the guest comes from a checkpoint
 	LeaseMs       uint64                 `protobuf:"varint,15,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // the copy runs only while its lease lasts; 0: without one
+	Volume        *VolumeSource          `protobuf:"bytes,16,opt,name=volume,proto3" json:"volume,omitempty"`                   // the guest's disk; unset: it has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -840,6 +841,136 @@ func (x *GuestWanted) GetLeaseMs() uint64 {
 	return 0
 }
 
+func (x *GuestWanted) GetVolume() *VolumeSource {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+// VolumeSource says where a guest's volume is served.
+type VolumeSource struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"` // the volume's
+	Host          *BlobPeer              `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSource) Reset() {
+	*x = VolumeSource{}
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSource) ProtoMessage() {}
+
+func (x *VolumeSource) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSource.ProtoReflect.Descriptor instead.
+func (*VolumeSource) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *VolumeSource) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *VolumeSource) GetHost() *BlobPeer {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+// VolumeWanted is the order about a volume on the host that has its disk.
+type VolumeWanted struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Uid     string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Discard bool                   `protobuf:"varint,2,opt,name=discard,proto3" json:"discard,omitempty"` // delete it. A host keeps a volume that no order mentions.
+	Facts   *VolumeFacts           `protobuf:"bytes,3,opt,name=facts,proto3" json:"facts,omitempty"`
+	// readers are the hosts that may use the disk: where the guest runs or arrives. All other hosts' connections end.
+	Readers       []*BlobPeer `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeWanted) Reset() {
+	*x = VolumeWanted{}
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeWanted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeWanted) ProtoMessage() {}
+
+func (x *VolumeWanted) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeWanted.ProtoReflect.Descriptor instead.
+func (*VolumeWanted) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VolumeWanted) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *VolumeWanted) GetDiscard() bool {
+	if x != nil {
+		return x.Discard
+	}
+	return false
+}
+
+func (x *VolumeWanted) GetFacts() *VolumeFacts {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *VolumeWanted) GetReaders() []*BlobPeer {
+	if x != nil {
+		return x.Readers
+	}
+	return nil
+}
+
 // RestoreOrder names the file from which a guest is restored. The host fetches it as HostWanted.checkpoints says.
 type RestoreOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -853,7 +984,7 @@ type RestoreOrder struct {
 
 func (x *RestoreOrder) Reset() {
 	*x = RestoreOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +996,7 @@ func (x *RestoreOrder) String() string {
 func (*RestoreOrder) ProtoMessage() {}
 
 func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +1009,7 @@ func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreOrder.ProtoReflect.Descriptor instead.
 func (*RestoreOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RestoreOrder) GetId() string {
@@ -926,7 +1057,7 @@ type CheckpointWanted struct {
 
 func (x *CheckpointWanted) Reset() {
 	*x = CheckpointWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1069,7 @@ func (x *CheckpointWanted) String() string {
 func (*CheckpointWanted) ProtoMessage() {}
 
 func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1082,7 @@ func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointWanted.ProtoReflect.Descriptor instead.
 func (*CheckpointWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CheckpointWanted) GetCheckpointId() string {
@@ -1021,7 +1152,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1164,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1177,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -1083,7 +1214,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1226,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1239,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PeerHost) GetName() string {
@@ -1193,7 +1324,7 @@ type Relayed struct {
 
 func (x *Relayed) Reset() {
 	*x = Relayed{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1336,7 @@ func (x *Relayed) String() string {
 func (*Relayed) ProtoMessage() {}
 
 func (x *Relayed) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1349,7 @@ func (x *Relayed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
 func (*Relayed) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Relayed) GetPort() uint32 {
@@ -1254,7 +1385,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1397,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1410,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Probe) GetHost() string {
@@ -1317,7 +1448,7 @@ type PathObserved struct {
 
 func (x *PathObserved) Reset() {
 	*x = PathObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1460,7 @@ func (x *PathObserved) String() string {
 func (*PathObserved) ProtoMessage() {}
 
 func (x *PathObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1473,7 @@ func (x *PathObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
 func (*PathObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PathObserved) GetHost() string {
@@ -1393,7 +1524,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1536,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1549,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -1465,7 +1596,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1608,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1621,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1554,7 +1685,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1697,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1710,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1617,7 +1748,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1760,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1773,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1693,7 +1824,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1836,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1849,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1773,13 +1904,14 @@ type HostWanted struct {
 	BaseGeneration uint64              `protobuf:"varint,13,opt,name=base_generation,json=baseGeneration,proto3" json:"base_generation,omitempty"`
 	Dropped        *Dropped            `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	Checkpoints    []*CheckpointWanted `protobuf:"bytes,15,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	Volumes        []*VolumeWanted     `protobuf:"bytes,16,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1923,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1936,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1912,6 +2044,13 @@ func (x *HostWanted) GetCheckpoints() []*CheckpointWanted {
 	return nil
 }
 
+func (x *HostWanted) GetVolumes() []*VolumeWanted {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
 // Dropped names the elements of HostWanted's lists that a change removes.
 type Dropped struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1923,13 +2062,14 @@ type Dropped struct {
 	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`             // hosts' names
 	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`       // names
 	Checkpoints   []string               `protobuf:"bytes,8,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // checkpoint's uid, "/", guest's uid
+	Volumes       []string               `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`         // uids
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2081,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2094,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -2013,6 +2153,13 @@ func (x *Dropped) GetCheckpoints() []string {
 	return nil
 }
 
+func (x *Dropped) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2045,7 +2192,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2204,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2217,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2217,7 +2364,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2376,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2389,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2272,7 +2419,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2431,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2444,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2342,7 +2489,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2501,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2514,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2427,15 +2574,17 @@ type HostObserved struct {
 	Epochs      []*KnownEpoch         `protobuf:"bytes,15,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	Checkpoints []*CheckpointObserved `protobuf:"bytes,16,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // under way, failed, or on disk
 	// processes_unknown: the host's process table could not be read completely, so guests that are not listed here may run.
-	ProcessesUnknown bool            `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
-	Paths            []*PathObserved `protobuf:"bytes,21,rep,name=paths,proto3" json:"paths,omitempty"` // by host: WireGuard's peers, and hosts that were probed
+	ProcessesUnknown bool              `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
+	Volumes          []*VolumeObserved `protobuf:"bytes,22,rep,name=volumes,proto3" json:"volumes,omitempty"`                                // that the host has
+	KeepsVolumes     bool              `protobuf:"varint,23,opt,name=keeps_volumes,json=keepsVolumes,proto3" json:"keeps_volumes,omitempty"` // the agent can
+	Paths            []*PathObserved   `protobuf:"bytes,21,rep,name=paths,proto3" json:"paths,omitempty"`                                    // by host: WireGuard's peers, and hosts that were probed
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2596,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2609,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2582,6 +2731,20 @@ func (x *HostObserved) GetProcessesUnknown() bool {
 	return false
 }
 
+func (x *HostObserved) GetVolumes() []*VolumeObserved {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *HostObserved) GetKeepsVolumes() bool {
+	if x != nil {
+		return x.KeepsVolumes
+	}
+	return false
+}
+
 func (x *HostObserved) GetPaths() []*PathObserved {
 	if x != nil {
 		return x.Paths
@@ -2601,7 +2764,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2776,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2789,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -2669,7 +2832,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +2844,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +2857,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2720,7 +2883,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2895,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2908,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2764,7 +2927,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2939,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2952,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2832,7 +2995,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\vGuestLimits\x12\x1d\n" +
 	"\n" +
 	"cpu_weight\x18\x01 \x01(\rR\tcpuWeight\x12!\n" +
-	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xc1\x04\n" +
+	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xf2\x04\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2849,7 +3012,16 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12.\n" +
 	"\x06limits\x18\r \x01(\v2\x16.watari.v1.GuestLimitsR\x06limits\x121\n" +
 	"\arestore\x18\x0e \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\x12\x19\n" +
-	"\blease_ms\x18\x0f \x01(\x04R\aleaseMs\"\x84\x01\n" +
+	"\blease_ms\x18\x0f \x01(\x04R\aleaseMs\x12/\n" +
+	"\x06volume\x18\x10 \x01(\v2\x17.watari.v1.VolumeSourceR\x06volume\"I\n" +
+	"\fVolumeSource\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12'\n" +
+	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\x97\x01\n" +
+	"\fVolumeWanted\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
+	"\adiscard\x18\x02 \x01(\bR\adiscard\x12,\n" +
+	"\x05facts\x18\x03 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12-\n" +
+	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\"\x84\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
@@ -2928,7 +3100,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xe0\x04\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x93\x05\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -2949,7 +3121,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\x12'\n" +
 	"\x0fbase_generation\x18\r \x01(\x04R\x0ebaseGeneration\x12,\n" +
 	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\x12=\n" +
-	"\vcheckpoints\x18\x0f \x03(\v2\x1b.watari.v1.CheckpointWantedR\vcheckpoints\"\xd9\x01\n" +
+	"\vcheckpoints\x18\x0f \x03(\v2\x1b.watari.v1.CheckpointWantedR\vcheckpoints\x121\n" +
+	"\avolumes\x18\x10 \x03(\v2\x17.watari.v1.VolumeWantedR\avolumes\"\xf3\x01\n" +
 	"\aDropped\x12\x16\n" +
 	"\x06guests\x18\x01 \x03(\tR\x06guests\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x14\n" +
@@ -2958,7 +3131,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x14\n" +
 	"\x05peers\x18\x06 \x03(\tR\x05peers\x12\x1a\n" +
 	"\bclusters\x18\a \x03(\tR\bclusters\x12 \n" +
-	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\"\x8a\x05\n" +
+	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\x12\x18\n" +
+	"\avolumes\x18\t \x03(\tR\avolumes\"\x8a\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2997,7 +3171,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xf2\x05\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xcc\x06\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -3018,7 +3192,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05stamp\x18\x0e \x01(\v2\x10.watari.v1.StampR\x05stamp\x12-\n" +
 	"\x06epochs\x18\x0f \x03(\v2\x15.watari.v1.KnownEpochR\x06epochs\x12?\n" +
 	"\vcheckpoints\x18\x10 \x03(\v2\x1d.watari.v1.CheckpointObservedR\vcheckpoints\x12+\n" +
-	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\x12-\n" +
+	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\x123\n" +
+	"\avolumes\x18\x16 \x03(\v2\x19.watari.v1.VolumeObservedR\avolumes\x12#\n" +
+	"\rkeeps_volumes\x18\x17 \x01(\bR\fkeepsVolumes\x12-\n" +
 	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
@@ -3087,7 +3263,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
@@ -3101,111 +3277,121 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*MigrationOrder)(nil),       // 9: watari.v1.MigrationOrder
 	(*GuestLimits)(nil),          // 10: watari.v1.GuestLimits
 	(*GuestWanted)(nil),          // 11: watari.v1.GuestWanted
-	(*RestoreOrder)(nil),         // 12: watari.v1.RestoreOrder
-	(*CheckpointWanted)(nil),     // 13: watari.v1.CheckpointWanted
-	(*GuestRoute)(nil),           // 14: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 15: watari.v1.PeerHost
-	(*Relayed)(nil),              // 16: watari.v1.Relayed
-	(*Probe)(nil),                // 17: watari.v1.Probe
-	(*PathObserved)(nil),         // 18: watari.v1.PathObserved
-	(*ClusterNetwork)(nil),       // 19: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 20: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 21: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 22: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 23: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 24: watari.v1.HostWanted
-	(*Dropped)(nil),              // 25: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 26: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 27: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 28: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 29: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 30: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 31: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 32: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 33: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 34: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 35: watari.v1.GuestShape
-	(*Image)(nil),                // 36: watari.v1.Image
-	(*Identity)(nil),             // 37: watari.v1.Identity
-	(*Platform)(nil),             // 38: watari.v1.Platform
-	(*GuestFacts)(nil),           // 39: watari.v1.GuestFacts
-	(*CheckpointFile)(nil),       // 40: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 41: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 42: watari.v1.Peer
-	(*Blob)(nil),                 // 43: watari.v1.Blob
-	(*Stamp)(nil),                // 44: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 45: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 46: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 47: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 48: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 49: watari.v1.CheckpointObserved
-	(*KeptConsole)(nil),          // 50: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 51: watari.v1.HostSample
+	(*VolumeSource)(nil),         // 12: watari.v1.VolumeSource
+	(*VolumeWanted)(nil),         // 13: watari.v1.VolumeWanted
+	(*RestoreOrder)(nil),         // 14: watari.v1.RestoreOrder
+	(*CheckpointWanted)(nil),     // 15: watari.v1.CheckpointWanted
+	(*GuestRoute)(nil),           // 16: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 17: watari.v1.PeerHost
+	(*Relayed)(nil),              // 18: watari.v1.Relayed
+	(*Probe)(nil),                // 19: watari.v1.Probe
+	(*PathObserved)(nil),         // 20: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 21: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 22: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 23: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 24: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 25: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 26: watari.v1.HostWanted
+	(*Dropped)(nil),              // 27: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 28: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 29: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 30: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 31: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 32: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 33: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 34: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 35: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 36: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 37: watari.v1.GuestShape
+	(*Image)(nil),                // 38: watari.v1.Image
+	(*Identity)(nil),             // 39: watari.v1.Identity
+	(*Platform)(nil),             // 40: watari.v1.Platform
+	(*GuestFacts)(nil),           // 41: watari.v1.GuestFacts
+	(*VolumeFacts)(nil),          // 42: watari.v1.VolumeFacts
+	(*CheckpointFile)(nil),       // 43: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 44: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 45: watari.v1.Peer
+	(*Blob)(nil),                 // 46: watari.v1.Blob
+	(*Stamp)(nil),                // 47: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 48: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 49: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 50: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 51: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 52: watari.v1.CheckpointObserved
+	(*VolumeObserved)(nil),       // 53: watari.v1.VolumeObserved
+	(*KeptConsole)(nil),          // 54: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 55: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
 	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	35, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	36, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	37, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	37, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	38, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	39, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	38, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	39, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	40, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	41, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
-	12, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
-	40, // 10: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	41, // 11: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	40, // 12: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	1,  // 13: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	42, // 14: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	14, // 15: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	15, // 16: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	19, // 17: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	16, // 18: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	17, // 19: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	21, // 20: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	21, // 21: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 22: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	43, // 23: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	11, // 24: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	20, // 25: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	36, // 26: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	22, // 27: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	23, // 28: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	44, // 29: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	25, // 30: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	13, // 31: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	3,  // 32: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	45, // 33: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	46, // 34: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	39, // 35: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 36: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	43, // 37: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	47, // 38: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	48, // 39: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	26, // 40: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	28, // 41: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	29, // 42: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	44, // 43: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	27, // 44: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	49, // 45: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	18, // 46: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	50, // 47: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	24, // 48: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	31, // 49: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 50: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	33, // 51: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 52: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	30, // 53: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	32, // 54: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	51, // 55: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	34, // 56: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 57: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	53, // [53:58] is the sub-list for method output_type
-	48, // [48:53] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	14, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
+	12, // 10: watari.v1.GuestWanted.volume:type_name -> watari.v1.VolumeSource
+	23, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
+	42, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
+	23, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
+	43, // 14: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	44, // 15: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	43, // 16: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	1,  // 17: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	45, // 18: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	16, // 19: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	17, // 20: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	21, // 21: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	18, // 22: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	19, // 23: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	23, // 24: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	23, // 25: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 26: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	46, // 27: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 28: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	22, // 29: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	38, // 30: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	24, // 31: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	25, // 32: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	47, // 33: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	27, // 34: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	15, // 35: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	13, // 36: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
+	3,  // 37: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	48, // 38: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	49, // 39: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	41, // 40: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 41: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	46, // 42: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	50, // 43: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	51, // 44: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	28, // 45: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	30, // 46: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	31, // 47: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	47, // 48: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	29, // 49: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	52, // 50: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	53, // 51: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	20, // 52: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	54, // 53: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	26, // 54: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	33, // 55: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 56: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	35, // 57: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 58: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	32, // 59: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	34, // 60: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	55, // 61: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	36, // 62: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 63: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	59, // [59:64] is the sub-list for method output_type
+	54, // [54:59] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3221,7 +3407,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

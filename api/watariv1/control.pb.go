@@ -1446,6 +1446,286 @@ func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
 	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
+type CreateVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that is to have the disk; empty: the manager chooses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateVolumeRequest) Reset() {
+	*x = CreateVolumeRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateVolumeRequest) ProtoMessage() {}
+
+func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
+func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CreateVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateVolumeRequest) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *CreateVolumeRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+type CreateVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Existed       bool                   `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"` // an equal one was there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateVolumeResponse) Reset() {
+	*x = CreateVolumeResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateVolumeResponse) ProtoMessage() {}
+
+func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
+func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CreateVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *CreateVolumeResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
+}
+
+type ListVolumesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // only this one; empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesRequest) Reset() {
+	*x = ListVolumesRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesRequest) ProtoMessage() {}
+
+func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
+func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ListVolumesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListVolumesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"` // by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesResponse) Reset() {
+	*x = ListVolumesResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesResponse) ProtoMessage() {}
+
+func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
+func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ListVolumesResponse) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type DeleteVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeRequest) Reset() {
+	*x = DeleteVolumeRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeRequest) ProtoMessage() {}
+
+func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DeleteVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeResponse) Reset() {
+	*x = DeleteVolumeResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeResponse) ProtoMessage() {}
+
+func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+}
+
 type CreateCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1456,7 +1736,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1748,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1761,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -1508,7 +1788,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1800,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1813,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -1560,7 +1840,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1852,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1865,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -1611,7 +1891,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1903,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1916,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -1655,7 +1935,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1947,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1960,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -1698,7 +1978,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1990,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +2003,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 type ChangeCheckpointRequest struct {
@@ -1736,7 +2016,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +2028,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +2041,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -1787,7 +2067,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +2079,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +2092,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -1832,7 +2112,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2124,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2137,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -1883,7 +2163,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2175,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2188,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -1927,7 +2207,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2219,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2232,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -1971,7 +2251,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2263,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2276,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -2016,7 +2296,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2308,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2321,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -2067,7 +2347,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2359,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2372,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -2111,7 +2391,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2403,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2416,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -2155,7 +2435,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2447,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2460,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -2199,7 +2479,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2491,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2504,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -2243,7 +2523,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2535,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2548,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -2290,7 +2570,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2582,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2595,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -2356,7 +2636,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2648,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2661,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -2407,7 +2687,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2699,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2712,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -2452,7 +2732,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2744,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2757,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2506,7 +2786,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2798,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2811,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -2571,7 +2851,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2863,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2876,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -2617,7 +2897,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2909,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2922,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -2675,7 +2955,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2967,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2980,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -2722,7 +3002,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +3014,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3027,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -2787,7 +3067,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +3079,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +3092,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -2834,7 +3114,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2846,7 +3126,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2859,7 +3139,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -2900,7 +3180,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3192,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3205,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -2951,7 +3231,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3243,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3256,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -2995,7 +3275,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3287,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3300,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -3041,7 +3321,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3333,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3346,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -3099,7 +3379,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3391,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3404,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -3147,7 +3427,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3439,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,7 +3452,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -3205,7 +3485,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3497,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3510,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -3249,7 +3529,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3541,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3554,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -3293,7 +3573,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3585,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3598,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -3338,7 +3618,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3630,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3643,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -3389,7 +3669,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3681,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3694,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -3436,7 +3716,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3728,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3741,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -3487,7 +3767,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3779,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3792,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -3534,7 +3814,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3826,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3839,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -3601,7 +3881,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3893,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3906,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -3660,7 +3940,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3952,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +3965,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -3712,7 +3992,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +4004,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +4017,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -3765,7 +4045,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3777,7 +4057,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3790,7 +4070,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -3824,7 +4104,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3836,7 +4116,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3849,7 +4129,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -3874,7 +4154,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4166,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4179,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 type ListUsersResponse struct {
@@ -3911,7 +4191,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +4203,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4216,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -3955,7 +4235,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4247,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4260,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -3998,7 +4278,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4290,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4303,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 type SetQuotaRequest struct {
@@ -4036,7 +4316,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4328,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4341,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -4087,7 +4367,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4379,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4392,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -4133,7 +4413,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4425,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4438,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -4194,7 +4474,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4206,7 +4486,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4219,7 +4499,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -4247,7 +4527,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4259,7 +4539,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4272,7 +4552,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -4305,7 +4585,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4597,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4610,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -4350,7 +4630,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +4642,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +4655,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -4410,7 +4690,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4702,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4715,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -4512,7 +4792,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4524,7 +4804,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4537,7 +4817,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -4570,7 +4850,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +4862,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +4875,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -4613,7 +4893,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4625,7 +4905,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4638,7 +4918,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -4652,7 +4932,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4664,7 +4944,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4677,7 +4957,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -4711,7 +4991,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +5003,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +5016,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -4763,13 +5043,14 @@ type WatchResponse struct {
 	Gone          bool                   `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`    // the object no longer exists
 	Guests        []*Guest               `protobuf:"bytes,7,rep,name=guests,proto3" json:"guests,omitempty"` // with a cluster: its guests, so that progress can be shown
 	Checkpoint    *Checkpoint            `protobuf:"bytes,8,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,9,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4781,7 +5062,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4794,7 +5075,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -4853,6 +5134,13 @@ func (x *WatchResponse) GetCheckpoint() *Checkpoint {
 	return nil
 }
 
+func (x *WatchResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type ApplyPolicyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`                                         // YAML; empty with use_default or version
@@ -4866,7 +5154,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +5166,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +5179,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -4939,7 +5227,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4951,7 +5239,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5252,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4991,7 +5279,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5003,7 +5291,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5016,7 +5304,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -5042,7 +5330,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5054,7 +5342,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5067,7 +5355,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5088,7 +5376,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5100,7 +5388,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5113,7 +5401,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -5147,7 +5435,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5447,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5460,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -5204,7 +5492,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5216,7 +5504,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5229,7 +5517,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -5284,7 +5572,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5584,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5597,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -5336,7 +5624,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5636,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5649,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -5393,7 +5681,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +5693,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +5706,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -5474,7 +5762,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5486,7 +5774,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5499,7 +5787,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -5535,7 +5823,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5547,7 +5835,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5560,7 +5848,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -5602,7 +5890,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5614,7 +5902,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5627,7 +5915,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -5667,7 +5955,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5679,7 +5967,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5692,7 +5980,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -5758,7 +6046,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5770,7 +6058,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5783,7 +6071,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -5833,7 +6121,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5845,7 +6133,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +6146,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -5897,7 +6185,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5909,7 +6197,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5922,7 +6210,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -6052,7 +6340,22 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04runs\x18\x03 \x03(\tR\x04runs\"*\n" +
 	"\x14DeleteClusterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteClusterResponse\"K\n" +
+	"\x15DeleteClusterResponse\"\\\n" +
+	"\x13CreateVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\"[\n" +
+	"\x14CreateVolumeResponse\x12)\n" +
+	"\x06volume\x18\x01 \x01(\v2\x11.watari.v1.VolumeR\x06volume\x12\x18\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\"(\n" +
+	"\x12ListVolumesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
+	"\x13ListVolumesResponse\x12+\n" +
+	"\avolumes\x18\x01 \x03(\v2\x11.watari.v1.VolumeR\avolumes\")\n" +
+	"\x13DeleteVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteVolumeResponse\"K\n" +
 	"\x17CreateCheckpointRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06pinned\x18\x02 \x01(\bR\x06pinned\"k\n" +
@@ -6246,7 +6549,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\"6\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xd5\x02\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x80\x03\n" +
 	"\rWatchResponse\x12,\n" +
 	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12&\n" +
 	"\x05guest\x18\x02 \x01(\v2\x10.watari.v1.GuestR\x05guest\x12#\n" +
@@ -6257,7 +6560,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x06guests\x18\a \x03(\v2\x10.watari.v1.GuestR\x06guests\x125\n" +
 	"\n" +
 	"checkpoint\x18\b \x01(\v2\x15.watari.v1.CheckpointR\n" +
-	"checkpoint\"\x9e\x01\n" +
+	"checkpoint\x12)\n" +
+	"\x06volume\x18\t \x01(\v2\x11.watari.v1.VolumeR\x06volume\"\x9e\x01\n" +
 	"\x12ApplyPolicyRequest\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\x12\x1f\n" +
@@ -6357,7 +6661,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\x81\x1f\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xf1 \n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -6393,7 +6697,10 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x10DeleteCheckpoint\x12\".watari.v1.DeleteCheckpointRequest\x1a#.watari.v1.DeleteCheckpointResponse\x12[\n" +
 	"\x10ChangeCheckpoint\x12\".watari.v1.ChangeCheckpointRequest\x1a#.watari.v1.ChangeCheckpointResponse\x12X\n" +
 	"\x0fPlanCheckpoints\x12!.watari.v1.PlanCheckpointsRequest\x1a\".watari.v1.PlanCheckpointsResponse\x12^\n" +
-	"\x11RestoreCheckpoint\x12#.watari.v1.RestoreCheckpointRequest\x1a$.watari.v1.RestoreCheckpointResponse\x12F\n" +
+	"\x11RestoreCheckpoint\x12#.watari.v1.RestoreCheckpointRequest\x1a$.watari.v1.RestoreCheckpointResponse\x12O\n" +
+	"\fCreateVolume\x12\x1e.watari.v1.CreateVolumeRequest\x1a\x1f.watari.v1.CreateVolumeResponse\x12L\n" +
+	"\vListVolumes\x12\x1d.watari.v1.ListVolumesRequest\x1a\x1e.watari.v1.ListVolumesResponse\x12O\n" +
+	"\fDeleteVolume\x12\x1e.watari.v1.DeleteVolumeRequest\x1a\x1f.watari.v1.DeleteVolumeResponse\x12F\n" +
 	"\tCreateRun\x12\x1b.watari.v1.CreateRunRequest\x1a\x1c.watari.v1.CreateRunResponse\x12C\n" +
 	"\bStartRun\x12\x1a.watari.v1.StartRunRequest\x1a\x1b.watari.v1.StartRunResponse\x12C\n" +
 	"\bListRuns\x12\x1a.watari.v1.ListRunsRequest\x1a\x1b.watari.v1.ListRunsResponse\x12F\n" +
@@ -6432,7 +6739,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -6463,301 +6770,317 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ResizeClusterResponse)(nil),     // 26: watari.v1.ResizeClusterResponse
 	(*DeleteClusterRequest)(nil),      // 27: watari.v1.DeleteClusterRequest
 	(*DeleteClusterResponse)(nil),     // 28: watari.v1.DeleteClusterResponse
-	(*CreateCheckpointRequest)(nil),   // 29: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 30: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 31: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 32: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 33: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 34: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 35: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 36: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 37: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 38: watari.v1.PlanCheckpointsResponse
-	(*RestoreCheckpointRequest)(nil),  // 39: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 40: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 41: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 42: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 43: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 44: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 45: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 46: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 47: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 48: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 49: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 50: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 51: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 52: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 53: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 54: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 55: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 56: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 57: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 58: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 59: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 60: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 61: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 62: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 63: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 64: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 65: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 66: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 67: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 68: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 69: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 70: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 71: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 72: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 73: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 74: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 75: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 76: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 77: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 78: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 79: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 80: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 81: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 82: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 83: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 84: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 85: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 86: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 87: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 88: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 89: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 90: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 91: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 92: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 93: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 94: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 95: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 96: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 97: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 98: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 99: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 100: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 101: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 102: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 103: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 104: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 105: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 106: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 107: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 108: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 109: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 110: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 111: watari.v1.RecoverResponse
-	nil,                               // 112: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 113: watari.v1.User
-	(*Host)(nil),                      // 114: watari.v1.Host
-	(*Image)(nil),                     // 115: watari.v1.Image
-	(*Blob)(nil),                      // 116: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 117: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 118: watari.v1.Cluster
-	(*Checkpoint)(nil),                // 119: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),            // 120: watari.v1.CheckpointPlan
-	(*Guest)(nil),                     // 121: watari.v1.Guest
-	(*KeptConsole)(nil),               // 122: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 123: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 124: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 125: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 126: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 127: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 128: watari.v1.Migration
-	(*RunSpec)(nil),                   // 129: watari.v1.RunSpec
-	(*Run)(nil),                       // 130: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 131: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 132: google.protobuf.Timestamp
-	(Role)(0),                         // 133: watari.v1.Role
-	(*Quota)(nil),                     // 134: watari.v1.Quota
-	(*HostSample)(nil),                // 135: watari.v1.HostSample
-	(*GuestSample)(nil),               // 136: watari.v1.GuestSample
-	(*Event)(nil),                     // 137: watari.v1.Event
-	(*Policy)(nil),                    // 138: watari.v1.Policy
+	(*CreateVolumeRequest)(nil),       // 29: watari.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),      // 30: watari.v1.CreateVolumeResponse
+	(*ListVolumesRequest)(nil),        // 31: watari.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 32: watari.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),       // 33: watari.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 34: watari.v1.DeleteVolumeResponse
+	(*CreateCheckpointRequest)(nil),   // 35: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 36: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 37: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 38: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 39: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 40: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 41: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 42: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 43: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 44: watari.v1.PlanCheckpointsResponse
+	(*RestoreCheckpointRequest)(nil),  // 45: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 46: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 47: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 48: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 49: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 50: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 51: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 52: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 53: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 54: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 55: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 56: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 57: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 58: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 59: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 60: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 61: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 62: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 63: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 64: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 65: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 66: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 67: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 68: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 69: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 70: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 71: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 72: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 73: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 74: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 75: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 76: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 77: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 78: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 79: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 80: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 81: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 82: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 83: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 84: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 85: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 86: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 87: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 88: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 89: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 90: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 91: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 92: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 93: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 94: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 95: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 96: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 97: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 98: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 99: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 100: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 101: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 102: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 103: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 104: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 105: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 106: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 107: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 108: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 109: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 110: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 111: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 112: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 113: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 114: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 115: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 116: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 117: watari.v1.RecoverResponse
+	nil,                               // 118: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 119: watari.v1.User
+	(*Host)(nil),                      // 120: watari.v1.Host
+	(*Image)(nil),                     // 121: watari.v1.Image
+	(*Blob)(nil),                      // 122: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 123: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 124: watari.v1.Cluster
+	(*Volume)(nil),                    // 125: watari.v1.Volume
+	(*Checkpoint)(nil),                // 126: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),            // 127: watari.v1.CheckpointPlan
+	(*Guest)(nil),                     // 128: watari.v1.Guest
+	(*KeptConsole)(nil),               // 129: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 130: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 131: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 132: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 133: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 134: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 135: watari.v1.Migration
+	(*RunSpec)(nil),                   // 136: watari.v1.RunSpec
+	(*Run)(nil),                       // 137: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 138: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 139: google.protobuf.Timestamp
+	(Role)(0),                         // 140: watari.v1.Role
+	(*Quota)(nil),                     // 141: watari.v1.Quota
+	(*HostSample)(nil),                // 142: watari.v1.HostSample
+	(*GuestSample)(nil),               // 143: watari.v1.GuestSample
+	(*Event)(nil),                     // 144: watari.v1.Event
+	(*Policy)(nil),                    // 145: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	113, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	114, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	114, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	114, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	114, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	115, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	115, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	116, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	115, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	117, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	118, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	118, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	118, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	119, // 13: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	119, // 14: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	119, // 15: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	120, // 16: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	118, // 17: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	118, // 18: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	121, // 19: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	121, // 20: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	121, // 21: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	122, // 22: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	123, // 23: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	124, // 24: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	125, // 25: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	126, // 26: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	127, // 27: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	128, // 28: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	128, // 29: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	128, // 30: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	129, // 31: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	130, // 32: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	130, // 33: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	130, // 34: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	130, // 35: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	130, // 36: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	131, // 37: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	132, // 38: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	133, // 39: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	134, // 40: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	113, // 41: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	113, // 42: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	134, // 43: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	113, // 44: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	132, // 45: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	135, // 46: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	85,  // 47: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	132, // 48: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	136, // 49: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	88,  // 50: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	137, // 51: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	132, // 52: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	118, // 53: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	121, // 54: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	114, // 55: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	128, // 56: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	130, // 57: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	121, // 58: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	119, // 59: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	138, // 60: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	138, // 61: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	132, // 62: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	132, // 63: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	101, // 64: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	132, // 65: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	104, // 66: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	132, // 67: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	131, // 68: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	112, // 69: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 70: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	108, // 71: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	109, // 72: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	110, // 73: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 74: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 75: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 76: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 77: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 78: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 79: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 80: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 81: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 82: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 83: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	21,  // 84: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	23,  // 85: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	25,  // 86: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	27,  // 87: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	41,  // 88: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	43,  // 89: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	45,  // 90: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	47,  // 91: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	49,  // 92: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	51,  // 93: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	53,  // 94: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	55,  // 95: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	57,  // 96: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	59,  // 97: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	61,  // 98: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	29,  // 99: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	31,  // 100: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	33,  // 101: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	35,  // 102: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	37,  // 103: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	39,  // 104: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	63,  // 105: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	65,  // 106: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	67,  // 107: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	69,  // 108: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	71,  // 109: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	73,  // 110: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	75,  // 111: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	77,  // 112: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	79,  // 113: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	81,  // 114: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	107, // 115: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	83,  // 116: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	86,  // 117: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	95,  // 118: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	97,  // 119: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	99,  // 120: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	102, // 121: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	89,  // 122: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	93,  // 123: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	91,  // 124: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	105, // 125: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 126: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 127: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 128: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 129: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 130: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 131: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 132: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 133: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 134: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 135: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	22,  // 136: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	24,  // 137: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	26,  // 138: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	28,  // 139: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	42,  // 140: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	44,  // 141: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	46,  // 142: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	48,  // 143: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	50,  // 144: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	52,  // 145: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	54,  // 146: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	56,  // 147: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	58,  // 148: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	60,  // 149: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	62,  // 150: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	30,  // 151: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	32,  // 152: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	34,  // 153: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	36,  // 154: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	38,  // 155: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	40,  // 156: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	64,  // 157: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	66,  // 158: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	68,  // 159: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	70,  // 160: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	72,  // 161: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	74,  // 162: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	76,  // 163: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	78,  // 164: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	80,  // 165: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	82,  // 166: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	111, // 167: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	84,  // 168: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	87,  // 169: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	96,  // 170: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	98,  // 171: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	100, // 172: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	103, // 173: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	90,  // 174: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	94,  // 175: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	92,  // 176: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	106, // 177: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	126, // [126:178] is the sub-list for method output_type
-	74,  // [74:126] is the sub-list for method input_type
-	74,  // [74:74] is the sub-list for extension type_name
-	74,  // [74:74] is the sub-list for extension extendee
-	0,   // [0:74] is the sub-list for field type_name
+	119, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	120, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	120, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	120, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	120, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	121, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	121, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	122, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	121, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	123, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	124, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	124, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	124, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	125, // 13: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	125, // 14: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	126, // 15: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	126, // 16: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	126, // 17: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	127, // 18: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	124, // 19: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	124, // 20: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	128, // 21: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	128, // 22: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	128, // 23: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	129, // 24: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	130, // 25: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	131, // 26: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	132, // 27: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	133, // 28: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	134, // 29: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	135, // 30: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	135, // 31: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	135, // 32: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	136, // 33: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	137, // 34: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	137, // 35: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	137, // 36: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	137, // 37: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	137, // 38: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	138, // 39: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	139, // 40: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	140, // 41: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	141, // 42: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	119, // 43: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	119, // 44: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	141, // 45: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	119, // 46: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	139, // 47: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	142, // 48: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	91,  // 49: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	139, // 50: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	143, // 51: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	94,  // 52: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	144, // 53: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	139, // 54: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	124, // 55: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	128, // 56: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	120, // 57: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	135, // 58: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	137, // 59: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	128, // 60: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	126, // 61: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	125, // 62: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	145, // 63: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	145, // 64: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	139, // 65: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	139, // 66: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	107, // 67: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	139, // 68: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	110, // 69: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	139, // 70: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	138, // 71: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	118, // 72: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 73: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	114, // 74: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	115, // 75: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	116, // 76: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 77: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 78: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 79: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 80: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 81: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 82: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 83: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 84: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 85: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 86: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	21,  // 87: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	23,  // 88: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	25,  // 89: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	27,  // 90: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	47,  // 91: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	49,  // 92: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	51,  // 93: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	53,  // 94: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	55,  // 95: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	57,  // 96: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	59,  // 97: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	61,  // 98: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	63,  // 99: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	65,  // 100: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	67,  // 101: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	35,  // 102: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	37,  // 103: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	39,  // 104: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	41,  // 105: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	43,  // 106: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	45,  // 107: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	29,  // 108: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	31,  // 109: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	33,  // 110: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	69,  // 111: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	71,  // 112: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	73,  // 113: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	75,  // 114: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	77,  // 115: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	79,  // 116: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	81,  // 117: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	83,  // 118: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	85,  // 119: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	87,  // 120: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	113, // 121: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	89,  // 122: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	92,  // 123: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	101, // 124: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	103, // 125: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	105, // 126: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	108, // 127: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	95,  // 128: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	99,  // 129: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	97,  // 130: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	111, // 131: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 132: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 133: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 134: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 135: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 136: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 137: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 138: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 139: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 140: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 141: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	22,  // 142: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	24,  // 143: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	26,  // 144: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	28,  // 145: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	48,  // 146: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	50,  // 147: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	52,  // 148: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	54,  // 149: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	56,  // 150: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	58,  // 151: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	60,  // 152: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	62,  // 153: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	64,  // 154: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	66,  // 155: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	68,  // 156: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	36,  // 157: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	38,  // 158: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	40,  // 159: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	42,  // 160: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	44,  // 161: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	46,  // 162: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	30,  // 163: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	32,  // 164: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	34,  // 165: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	70,  // 166: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	72,  // 167: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	74,  // 168: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	76,  // 169: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	78,  // 170: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	80,  // 171: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	82,  // 172: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	84,  // 173: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	86,  // 174: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	88,  // 175: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	117, // 176: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	90,  // 177: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	93,  // 178: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	102, // 179: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	104, // 180: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	106, // 181: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	109, // 182: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	96,  // 183: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	100, // 184: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	98,  // 185: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	112, // 186: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	132, // [132:187] is the sub-list for method output_type
+	77,  // [77:132] is the sub-list for method input_type
+	77,  // [77:77] is the sub-list for extension type_name
+	77,  // [77:77] is the sub-list for extension extendee
+	0,   // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -6773,7 +7096,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   112,
+			NumMessages:   118,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

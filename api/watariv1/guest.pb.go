@@ -108,6 +108,7 @@ type Identity struct {
 	Epoch         uint64                 `protobuf:"varint,17,opt,name=epoch,proto3" json:"epoch,omitempty"`                                     // of the start this identity was made for
 	User          string                 `protobuf:"bytes,18,opt,name=user,proto3" json:"user,omitempty"`                                        // the ordinary user's name
 	Uid           uint32                 `protobuf:"varint,19,opt,name=uid,proto3" json:"uid,omitempty"`                                         // its number, also the group's
+	Volume        bool                   `protobuf:"varint,20,opt,name=volume,proto3" json:"volume,omitempty"`                                   // the home of this guest lies on its volume
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -275,6 +276,13 @@ func (x *Identity) GetUid() uint32 {
 	return 0
 }
 
+func (x *Identity) GetVolume() bool {
+	if x != nil {
+		return x.Volume
+	}
+	return false
+}
+
 type IdentifyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *Identity              `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -371,6 +379,78 @@ func (x *IdentifyResponse) GetDescription() *DescribeResponse {
 	return nil
 }
 
+type SyncRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncRequest) Reset() {
+	*x = SyncRequest{}
+	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncRequest) ProtoMessage() {}
+
+func (x *SyncRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
+func (*SyncRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{4}
+}
+
+type SyncResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncResponse) Reset() {
+	*x = SyncResponse{}
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncResponse) ProtoMessage() {}
+
+func (x *SyncResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncResponse.ProtoReflect.Descriptor instead.
+func (*SyncResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
+}
+
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -379,7 +459,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +471,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +484,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 type DescribeResponse struct {
@@ -426,7 +506,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +518,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +531,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DescribeResponse) GetAgentVersion() string {
@@ -538,7 +618,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +630,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +643,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OutOfMemory) GetKills() uint64 {
@@ -610,7 +690,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +702,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +715,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetTimeRequest) GetNow() *timestamppb.Timestamp {
@@ -654,7 +734,7 @@ type SetTimeResponse struct {
 
 func (x *SetTimeResponse) Reset() {
 	*x = SetTimeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +746,7 @@ func (x *SetTimeResponse) String() string {
 func (*SetTimeResponse) ProtoMessage() {}
 
 func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +759,7 @@ func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetTimeResponse) GetSteppedNs() int64 {
@@ -704,7 +784,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +796,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +809,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -790,7 +870,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +882,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +895,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PutFileResponse) GetSize() uint64 {
@@ -835,7 +915,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +927,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +940,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -888,7 +968,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +980,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +993,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -958,7 +1038,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1050,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1063,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -1072,7 +1152,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1164,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1177,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1124,7 +1204,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1216,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1229,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Process) GetId() string {
@@ -1233,7 +1313,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1325,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1338,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1331,7 +1411,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1423,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1436,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1411,7 +1491,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1503,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1516,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1461,7 +1541,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1553,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1566,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 type ListProcessesRequest struct {
@@ -1497,7 +1577,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1589,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1602,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 type ListProcessesResponse struct {
@@ -1534,7 +1614,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1626,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1639,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1578,7 +1658,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1670,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1683,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -1621,7 +1701,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1713,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1726,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -1657,7 +1737,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x04Peer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
-	"\x05slots\x18\x03 \x01(\rR\x05slots\"\xfe\x03\n" +
+	"\x05slots\x18\x03 \x01(\rR\x05slots\"\x96\x04\n" +
 	"\bIdentity\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1681,12 +1761,15 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"homeServer\x12\x14\n" +
 	"\x05epoch\x18\x11 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04user\x18\x12 \x01(\tR\x04user\x12\x10\n" +
-	"\x03uid\x18\x13 \x01(\rR\x03uid\"p\n" +
+	"\x03uid\x18\x13 \x01(\rR\x03uid\x12\x16\n" +
+	"\x06volume\x18\x14 \x01(\bR\x06volume\"p\n" +
 	"\x0fIdentifyRequest\x12/\n" +
 	"\bidentity\x18\x01 \x01(\v2\x13.watari.v1.IdentityR\bidentity\x12,\n" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"Q\n" +
 	"\x10IdentifyResponse\x12=\n" +
-	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\x11\n" +
+	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\r\n" +
+	"\vSyncRequest\"\x0e\n" +
+	"\fSyncResponse\"\x11\n" +
 	"\x0fDescribeRequest\"\xc6\x02\n" +
 	"\x10DescribeResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
@@ -1780,11 +1863,12 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x01 \x03(\v2\x12.watari.v1.ProcessR\tprocesses\"&\n" +
 	"\x14ForgetProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
-	"\x15ForgetProcessResponse2\xe2\x02\n" +
+	"\x15ForgetProcessResponse2\x9b\x03\n" +
 	"\fGuestService\x12C\n" +
 	"\bIdentify\x12\x1a.watari.v1.IdentifyRequest\x1a\x1b.watari.v1.IdentifyResponse\x12C\n" +
 	"\bDescribe\x12\x1a.watari.v1.DescribeRequest\x1a\x1b.watari.v1.DescribeResponse\x12@\n" +
-	"\aSetTime\x12\x19.watari.v1.SetTimeRequest\x1a\x1a.watari.v1.SetTimeResponse\x12B\n" +
+	"\aSetTime\x12\x19.watari.v1.SetTimeRequest\x1a\x1a.watari.v1.SetTimeResponse\x127\n" +
+	"\x04Sync\x12\x16.watari.v1.SyncRequest\x1a\x17.watari.v1.SyncResponse\x12B\n" +
 	"\aPutFile\x12\x19.watari.v1.PutFileRequest\x1a\x1a.watari.v1.PutFileResponse(\x01\x12B\n" +
 	"\aGetFile\x12\x19.watari.v1.GetFileRequest\x1a\x1a.watari.v1.GetFileResponse0\x012\xa0\x03\n" +
 	"\x0eProcessService\x12O\n" +
@@ -1806,70 +1890,74 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_watari_v1_guest_proto_goTypes = []any{
 	(*Peer)(nil),                  // 0: watari.v1.Peer
 	(*Identity)(nil),              // 1: watari.v1.Identity
 	(*IdentifyRequest)(nil),       // 2: watari.v1.IdentifyRequest
 	(*IdentifyResponse)(nil),      // 3: watari.v1.IdentifyResponse
-	(*DescribeRequest)(nil),       // 4: watari.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 5: watari.v1.DescribeResponse
-	(*OutOfMemory)(nil),           // 6: watari.v1.OutOfMemory
-	(*SetTimeRequest)(nil),        // 7: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),       // 8: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),        // 9: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),       // 10: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),        // 11: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),       // 12: watari.v1.GetFileResponse
-	(*StartProcessRequest)(nil),   // 13: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),  // 14: watari.v1.StartProcessResponse
-	(*Process)(nil),               // 15: watari.v1.Process
-	(*AttachRequest)(nil),         // 16: watari.v1.AttachRequest
-	(*AttachResponse)(nil),        // 17: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),  // 18: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil), // 19: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),  // 20: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 21: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),  // 22: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil), // 23: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*SyncRequest)(nil),           // 4: watari.v1.SyncRequest
+	(*SyncResponse)(nil),          // 5: watari.v1.SyncResponse
+	(*DescribeRequest)(nil),       // 6: watari.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 7: watari.v1.DescribeResponse
+	(*OutOfMemory)(nil),           // 8: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),        // 9: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),       // 10: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),        // 11: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),       // 12: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),        // 13: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),       // 14: watari.v1.GetFileResponse
+	(*StartProcessRequest)(nil),   // 15: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),  // 16: watari.v1.StartProcessResponse
+	(*Process)(nil),               // 17: watari.v1.Process
+	(*AttachRequest)(nil),         // 18: watari.v1.AttachRequest
+	(*AttachResponse)(nil),        // 19: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),  // 20: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil), // 21: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),  // 22: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil), // 23: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),  // 24: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil), // 25: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
 	1,  // 1: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	24, // 2: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
-	5,  // 3: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	24, // 4: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
-	6,  // 5: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
-	24, // 6: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
-	24, // 7: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	15, // 8: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	24, // 9: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	24, // 10: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	15, // 11: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	15, // 12: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	26, // 2: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	7,  // 3: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
+	26, // 4: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	8,  // 5: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
+	26, // 6: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	26, // 7: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	17, // 8: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	26, // 9: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	26, // 10: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	17, // 11: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	17, // 12: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
 	2,  // 13: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	4,  // 14: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	7,  // 15: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	9,  // 16: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	11, // 17: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	13, // 18: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	16, // 19: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	18, // 20: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	20, // 21: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	22, // 22: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	3,  // 23: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	5,  // 24: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	8,  // 25: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	10, // 26: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	12, // 27: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	14, // 28: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	17, // 29: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	19, // 30: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	21, // 31: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	23, // 32: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	23, // [23:33] is the sub-list for method output_type
-	13, // [13:23] is the sub-list for method input_type
+	6,  // 14: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	9,  // 15: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	4,  // 16: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
+	11, // 17: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	13, // 18: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	15, // 19: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	18, // 20: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	20, // 21: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	22, // 22: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	24, // 23: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	3,  // 24: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	7,  // 25: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	10, // 26: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	5,  // 27: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
+	12, // 28: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	14, // 29: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	16, // 30: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	19, // 31: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	21, // 32: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	23, // 33: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	25, // 34: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	24, // [24:35] is the sub-list for method output_type
+	13, // [13:24] is the sub-list for method input_type
 	13, // [13:13] is the sub-list for extension type_name
 	13, // [13:13] is the sub-list for extension extendee
 	0,  // [0:13] is the sub-list for field type_name
@@ -1886,7 +1974,7 @@ func file_watari_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -669,6 +669,58 @@ func (RestoreState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
+type VolumeState int32
+
+const (
+	VolumeState_VOLUME_STATE_UNSPECIFIED VolumeState = 0
+	VolumeState_VOLUME_STATE_PENDING     VolumeState = 1 // it is being made
+	VolumeState_VOLUME_STATE_READY       VolumeState = 2
+	VolumeState_VOLUME_STATE_LOST        VolumeState = 3 // its host was removed
+)
+
+// Enum value maps for VolumeState.
+var (
+	VolumeState_name = map[int32]string{
+		0: "VOLUME_STATE_UNSPECIFIED",
+		1: "VOLUME_STATE_PENDING",
+		2: "VOLUME_STATE_READY",
+		3: "VOLUME_STATE_LOST",
+	}
+	VolumeState_value = map[string]int32{
+		"VOLUME_STATE_UNSPECIFIED": 0,
+		"VOLUME_STATE_PENDING":     1,
+		"VOLUME_STATE_READY":       2,
+		"VOLUME_STATE_LOST":        3,
+	}
+)
+
+func (x VolumeState) Enum() *VolumeState {
+	p := new(VolumeState)
+	*p = x
+	return p
+}
+
+func (x VolumeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VolumeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
+}
+
+func (VolumeState) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[11]
+}
+
+func (x VolumeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use VolumeState.Descriptor instead.
+func (VolumeState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+}
+
 type RunState int32
 
 const (
@@ -714,11 +766,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[11]
+	return &file_watari_v1_types_proto_enumTypes[12]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -727,7 +779,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -764,11 +816,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[12]
+	return &file_watari_v1_types_proto_enumTypes[13]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -777,7 +829,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 type Role int32
@@ -813,11 +865,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[13]
+	return &file_watari_v1_types_proto_enumTypes[14]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -826,7 +878,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 type Severity int32
@@ -865,11 +917,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[15].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[14]
+	return &file_watari_v1_types_proto_enumTypes[15]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -878,7 +930,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 // Meta is common to all stored objects.
@@ -2755,6 +2807,7 @@ type ClusterSpec struct {
 	// may let them run elsewhere then. 0: no leases.
 	LeaseMs       uint64     `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	OnHostLoss    OnHostLoss `protobuf:"varint,21,opt,name=on_host_loss,json=onHostLoss,proto3,enum=watari.v1.OnHostLoss" json:"on_host_loss,omitempty"`
+	Volume        string     `protobuf:"bytes,22,opt,name=volume,proto3" json:"volume,omitempty"` // the name of the volume on which the home lies; empty: the home is in the first guest's memory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2857,6 +2910,13 @@ func (x *ClusterSpec) GetOnHostLoss() OnHostLoss {
 		return x.OnHostLoss
 	}
 	return OnHostLoss_ON_HOST_LOSS_UNSPECIFIED
+}
+
+func (x *ClusterSpec) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
 }
 
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
@@ -4100,6 +4160,254 @@ func (x *Restore) GetLosses() uint32 {
 	return 0
 }
 
+// Volume is a file system that outlives clusters. A host keeps it as a disk; the guest of a cluster that serves the home has it, wherever
+// that guest runs.
+type Volume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that has the disk; empty: none has been chosen yet
+	State         VolumeState            `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeState" json:"state,omitempty"`
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, for people
+	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
+	ClusterUid    string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
+	UsedBytes     uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk; set in answers, not stored
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Volume) Reset() {
+	*x = Volume{}
+	mi := &file_watari_v1_types_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Volume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Volume) ProtoMessage() {}
+
+func (x *Volume) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Volume.ProtoReflect.Descriptor instead.
+func (*Volume) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Volume) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Volume) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Volume) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Volume) GetState() VolumeState {
+	if x != nil {
+		return x.State
+	}
+	return VolumeState_VOLUME_STATE_UNSPECIFIED
+}
+
+func (x *Volume) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Volume) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Volume) GetClusterUid() string {
+	if x != nil {
+		return x.ClusterUid
+	}
+	return ""
+}
+
+func (x *Volume) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+// VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
+type VolumeFacts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	OwnerUid      string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeFacts) Reset() {
+	*x = VolumeFacts{}
+	mi := &file_watari_v1_types_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeFacts) ProtoMessage() {}
+
+func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
+func (*VolumeFacts) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *VolumeFacts) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeFacts) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *VolumeFacts) GetOwnerUid() string {
+	if x != nil {
+		return x.OwnerUid
+	}
+	return ""
+}
+
+func (x *VolumeFacts) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+// VolumeObserved is a host's report of a volume.
+type VolumeObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`                          // its disk is there and served
+	UsedBytes     uint64                 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk, in steps of 64 MiB
+	Facts         *VolumeFacts           `protobuf:"bytes,4,opt,name=facts,proto3" json:"facts,omitempty"`
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeObserved) Reset() {
+	*x = VolumeObserved{}
+	mi := &file_watari_v1_types_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeObserved) ProtoMessage() {}
+
+func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
+func (*VolumeObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *VolumeObserved) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *VolumeObserved) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *VolumeObserved) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *VolumeObserved) GetFacts() *VolumeFacts {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *VolumeObserved) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // CheckpointObserved is a host's report of a guest of a checkpoint.
 type CheckpointObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4117,7 +4425,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4437,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4450,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -4214,7 +4522,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +4534,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +4547,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -4289,7 +4597,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4301,7 +4609,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4314,7 +4622,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -4412,7 +4720,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4732,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4745,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -4556,7 +4864,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4876,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4889,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -4610,7 +4918,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4622,7 +4930,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4635,7 +4943,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -4678,7 +4986,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4690,7 +4998,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4703,7 +5011,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -4778,7 +5086,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +5098,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +5111,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetId() uint64 {
@@ -4874,7 +5182,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +5194,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4899,7 +5207,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -4979,7 +5287,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4991,7 +5299,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5004,7 +5312,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -5055,7 +5363,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5375,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5388,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -5122,7 +5430,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5134,7 +5442,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5147,7 +5455,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -5180,7 +5488,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5500,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5513,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -5248,7 +5556,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5260,7 +5568,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5273,7 +5581,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -5307,7 +5615,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5319,7 +5627,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5332,7 +5640,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -5410,7 +5718,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5422,7 +5730,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5435,7 +5743,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -5681,7 +5989,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xc4\x02\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xdc\x02\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
@@ -5693,7 +6001,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\babstract\x18\b \x01(\bR\babstract\x12\x19\n" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x127\n" +
 	"\fon_host_loss\x18\x15 \x01(\x0e2\x15.watari.v1.OnHostLossR\n" +
-	"onHostLoss\"\xe3\x04\n" +
+	"onHostLoss\x12\x16\n" +
+	"\x06volume\x18\x16 \x01(\tR\x06volume\"\xe3\x04\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -5827,7 +6136,32 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\x96\x02\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\x82\x02\n" +
+	"\x06Volume\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x12,\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x16.watari.v1.VolumeStateR\x05state\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x18\n" +
+	"\acluster\x18\x06 \x01(\tR\acluster\x12\x1f\n" +
+	"\vcluster_uid\x18\a \x01(\tR\n" +
+	"clusterUid\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\b \x01(\x04R\tusedBytes\"s\n" +
+	"\vVolumeFacts\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
+	"\towner_uid\x18\x03 \x01(\tR\bownerUid\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\"\x9f\x01\n" +
+	"\x0eVolumeObserved\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12,\n" +
+	"\x05facts\x18\x04 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"\x96\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -6038,7 +6372,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x14RESTORE_STATE_ENDING\x10\x01\x12\x1b\n" +
 	"\x17RESTORE_STATE_RESTORING\x10\x02\x12\x16\n" +
 	"\x12RESTORE_STATE_DONE\x10\x03\x12\x18\n" +
-	"\x14RESTORE_STATE_FAILED\x10\x04*\xb0\x01\n" +
+	"\x14RESTORE_STATE_FAILED\x10\x04*t\n" +
+	"\vVolumeState\x12\x1c\n" +
+	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14VOLUME_STATE_PENDING\x10\x01\x12\x16\n" +
+	"\x12VOLUME_STATE_READY\x10\x02\x12\x15\n" +
+	"\x11VOLUME_STATE_LOST\x10\x03*\xb0\x01\n" +
 	"\bRunState\x12\x19\n" +
 	"\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11RUN_STATE_PENDING\x10\x01\x12\x16\n" +
@@ -6074,8 +6413,8 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 15)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 16)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -6088,165 +6427,172 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(CheckpointOrder)(0),          // 8: watari.v1.CheckpointOrder
 	(CheckpointPhase)(0),          // 9: watari.v1.CheckpointPhase
 	(RestoreState)(0),             // 10: watari.v1.RestoreState
-	(RunState)(0),                 // 11: watari.v1.RunState
-	(Transport)(0),                // 12: watari.v1.Transport
-	(Role)(0),                     // 13: watari.v1.Role
-	(Severity)(0),                 // 14: watari.v1.Severity
-	(*Meta)(nil),                  // 15: watari.v1.Meta
-	(*NUMANode)(nil),              // 16: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 17: watari.v1.Acceleration
-	(*CPU)(nil),                   // 18: watari.v1.CPU
-	(*CPUModel)(nil),              // 19: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 20: watari.v1.GuestSupport
-	(*Platform)(nil),              // 21: watari.v1.Platform
-	(*HostInfo)(nil),              // 22: watari.v1.HostInfo
-	(*Confinement)(nil),           // 23: watari.v1.Confinement
-	(*HostLoad)(nil),              // 24: watari.v1.HostLoad
-	(*HostSample)(nil),            // 25: watari.v1.HostSample
-	(*Pressure)(nil),              // 26: watari.v1.Pressure
-	(*GuestSample)(nil),           // 27: watari.v1.GuestSample
-	(*GuestTraffic)(nil),          // 28: watari.v1.GuestTraffic
-	(*OwnerActivity)(nil),         // 29: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 30: watari.v1.Host
-	(*RelayedPeer)(nil),           // 31: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 32: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 33: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 34: watari.v1.Blob
-	(*Image)(nil),                 // 35: watari.v1.Image
-	(*GuestShape)(nil),            // 36: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 37: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 38: watari.v1.Cluster
-	(*Guest)(nil),                 // 39: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 40: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 41: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 42: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 43: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 44: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 45: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),        // 46: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 47: watari.v1.Restore
-	(*CheckpointObserved)(nil),    // 48: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 49: watari.v1.Policy
-	(*RunSpec)(nil),               // 50: watari.v1.RunSpec
-	(*Run)(nil),                   // 51: watari.v1.Run
-	(*Quota)(nil),                 // 52: watari.v1.Quota
-	(*User)(nil),                  // 53: watari.v1.User
-	(*Token)(nil),                 // 54: watari.v1.Token
-	(*Event)(nil),                 // 55: watari.v1.Event
-	(*KeptConsole)(nil),           // 56: watari.v1.KeptConsole
-	(*Term)(nil),                  // 57: watari.v1.Term
-	(*Stamp)(nil),                 // 58: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 59: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 60: watari.v1.Hold
-	(*VouchedHost)(nil),           // 61: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 62: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 63: watari.v1.GuestFacts
-	nil,                           // 64: watari.v1.RunSpec.EnvEntry
-	nil,                           // 65: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
+	(VolumeState)(0),              // 11: watari.v1.VolumeState
+	(RunState)(0),                 // 12: watari.v1.RunState
+	(Transport)(0),                // 13: watari.v1.Transport
+	(Role)(0),                     // 14: watari.v1.Role
+	(Severity)(0),                 // 15: watari.v1.Severity
+	(*Meta)(nil),                  // 16: watari.v1.Meta
+	(*NUMANode)(nil),              // 17: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 18: watari.v1.Acceleration
+	(*CPU)(nil),                   // 19: watari.v1.CPU
+	(*CPUModel)(nil),              // 20: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 21: watari.v1.GuestSupport
+	(*Platform)(nil),              // 22: watari.v1.Platform
+	(*HostInfo)(nil),              // 23: watari.v1.HostInfo
+	(*Confinement)(nil),           // 24: watari.v1.Confinement
+	(*HostLoad)(nil),              // 25: watari.v1.HostLoad
+	(*HostSample)(nil),            // 26: watari.v1.HostSample
+	(*Pressure)(nil),              // 27: watari.v1.Pressure
+	(*GuestSample)(nil),           // 28: watari.v1.GuestSample
+	(*GuestTraffic)(nil),          // 29: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 30: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 31: watari.v1.Host
+	(*RelayedPeer)(nil),           // 32: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 33: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 34: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 35: watari.v1.Blob
+	(*Image)(nil),                 // 36: watari.v1.Image
+	(*GuestShape)(nil),            // 37: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 38: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 39: watari.v1.Cluster
+	(*Guest)(nil),                 // 40: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 41: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 42: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 43: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 44: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 45: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 46: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),        // 47: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 48: watari.v1.Restore
+	(*Volume)(nil),                // 49: watari.v1.Volume
+	(*VolumeFacts)(nil),           // 50: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 51: watari.v1.VolumeObserved
+	(*CheckpointObserved)(nil),    // 52: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 53: watari.v1.Policy
+	(*RunSpec)(nil),               // 54: watari.v1.RunSpec
+	(*Run)(nil),                   // 55: watari.v1.Run
+	(*Quota)(nil),                 // 56: watari.v1.Quota
+	(*User)(nil),                  // 57: watari.v1.User
+	(*Token)(nil),                 // 58: watari.v1.Token
+	(*Event)(nil),                 // 59: watari.v1.Event
+	(*KeptConsole)(nil),           // 60: watari.v1.KeptConsole
+	(*Term)(nil),                  // 61: watari.v1.Term
+	(*Stamp)(nil),                 // 62: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 63: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 64: watari.v1.Hold
+	(*VouchedHost)(nil),           // 65: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 66: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 67: watari.v1.GuestFacts
+	nil,                           // 68: watari.v1.RunSpec.EnvEntry
+	nil,                           // 69: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	66, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	66, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	70, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	70, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	18, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	19, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	19, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	20, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	18, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	16, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	17, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	23, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	20, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	66, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	66, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	26, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	26, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	26, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	27, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	29, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	28, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	15, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	22, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	32, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	31, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	19, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	17, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	18, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	24, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	21, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	70, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	70, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	27, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	27, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	27, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	28, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	30, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	29, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	16, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	23, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	33, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	32, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,  // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	24, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	66, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	25, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	66, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	66, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	15, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	15, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	34, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	34, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	34, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
-	36, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	25, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	70, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	26, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	70, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	70, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	16, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	16, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	35, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	35, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	35, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
+	37, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,  // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
 	3,  // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	15, // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	37, // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	21, // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	16, // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	38, // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	22, // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	4,  // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	46, // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	47, // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	15, // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	36, // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	66, // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	21, // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	47, // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	48, // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	16, // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	37, // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	70, // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	22, // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,  // 47: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	15, // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	16, // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,  // 49: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	40, // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	66, // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	66, // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	66, // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	34, // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	42, // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	21, // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	15, // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	41, // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	70, // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	70, // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	70, // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	35, // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	43, // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	22, // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	16, // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,  // 58: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	43, // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	66, // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	66, // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	66, // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	44, // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	44, // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	70, // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	70, // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	70, // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	45, // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
 	10, // 64: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	66, // 65: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	66, // 66: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	9,  // 67: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	42, // 68: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	15, // 69: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	64, // 70: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	12, // 71: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	15, // 72: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	50, // 73: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	11, // 74: watari.v1.Run.state:type_name -> watari.v1.RunState
-	66, // 75: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	66, // 76: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	65, // 77: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	15, // 78: watari.v1.User.meta:type_name -> watari.v1.Meta
-	13, // 79: watari.v1.User.role:type_name -> watari.v1.Role
-	52, // 80: watari.v1.User.quota:type_name -> watari.v1.Quota
-	15, // 81: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	66, // 82: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	66, // 83: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	14, // 84: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	66, // 85: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	66, // 86: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	58, // 87: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	15, // 88: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	59, // 89: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	59, // 90: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	61, // 91: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	37, // 92: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	62, // 93: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	36, // 94: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	21, // 95: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	96, // [96:96] is the sub-list for method output_type
-	96, // [96:96] is the sub-list for method input_type
-	96, // [96:96] is the sub-list for extension type_name
-	96, // [96:96] is the sub-list for extension extendee
-	0,  // [0:96] is the sub-list for field type_name
+	70, // 65: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	70, // 66: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	16, // 67: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	11, // 68: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	50, // 69: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,  // 70: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	43, // 71: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	16, // 72: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	68, // 73: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	13, // 74: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	16, // 75: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	54, // 76: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	12, // 77: watari.v1.Run.state:type_name -> watari.v1.RunState
+	70, // 78: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	70, // 79: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	69, // 80: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	16, // 81: watari.v1.User.meta:type_name -> watari.v1.Meta
+	14, // 82: watari.v1.User.role:type_name -> watari.v1.Role
+	56, // 83: watari.v1.User.quota:type_name -> watari.v1.Quota
+	16, // 84: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	70, // 85: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	70, // 86: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	15, // 87: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	70, // 88: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	70, // 89: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	62, // 90: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	16, // 91: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	63, // 92: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	63, // 93: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	65, // 94: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	38, // 95: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	66, // 96: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	37, // 97: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	22, // 98: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	99, // [99:99] is the sub-list for method output_type
+	99, // [99:99] is the sub-list for method input_type
+	99, // [99:99] is the sub-list for extension type_name
+	99, // [99:99] is the sub-list for extension extendee
+	0,  // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -6260,8 +6606,8 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      15,
-			NumMessages:   51,
+			NumEnums:      16,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

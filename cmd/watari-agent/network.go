@@ -14,6 +14,8 @@ import (
 	"watari/agent/domain"
 	"watari/agent/machine"
 	"watari/agent/tunnel"
+	"watari/agent/vm"
+	"watari/agent/volume"
 	v1 "watari/api/watariv1"
 	"watari/guest/link"
 	"watari/overlay"
@@ -90,4 +92,21 @@ func (i images) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 // dialGuest opens a guest's channel.
 func dialGuest(_, socket string) agent.GuestChannel {
 	return link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, filepath.Clean(socket)) })
+}
+
+// volumes is what volumes need of libvirt and of other hosts.
+type volumes struct {
+	libvirt *vm.Libvirt
+	tunnels *tunnel.Tunnels
+}
+
+func (v volumes) VolumeSocket(guest string) (string, error) { return v.libvirt.VolumeSocket(guest) }
+
+func (v volumes) QEMUUser() (user volume.User, known bool) {
+	user.UID, user.GID, known = v.libvirt.QEMUUser()
+	return user, known
+}
+
+func (v volumes) Carry(ctx context.Context, local net.Conn, from *v1.BlobPeer, uid string) error {
+	return v.tunnels.Volume(ctx, local, tunnel.Peer{Name: from.Name, UID: from.Uid, Address: from.Address}, uid)
 }

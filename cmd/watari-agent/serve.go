@@ -96,7 +96,16 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if peers, err = openTunnels(ctx, o, link, store, network.Inside, log); err != nil {
+	made := make(chan struct{}) // closed when a is set
+	mayRead := func(id ca.Identity, uid string) (string, context.Context, error) {
+		select {
+		case <-made:
+			return a.Reader(id.Name, id.UID, uid)
+		default:
+			return "", nil, errors.New("the agent has just begun")
+		}
+	}
+	if peers, err = openTunnels(ctx, o, link, store, network.Inside, mayRead, log); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -106,10 +115,12 @@ func serve(ctx context.Context, o options) error {
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
 		Load: reader.Sample, Samples: usage.Latest, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Limiter: throttle.New(), Dial: dialGuest,
-		Saver: saver{libvirt, o.libvirt, self}, Watchdog: newWatchdog(o, self)})
+		Saver: saver{libvirt, o.libvirt, self}, Watchdog: newWatchdog(o, self),
+		Volumes: volumes{libvirt, peers}})
 	if err != nil {
 		return err
 	}
+	close(made)
 	go func() {
 		if err := network.Watch(ctx, a.ReapplyNetwork); err != nil && ctx.Err() == nil {
 			log.Error("what happens to the network is not seen any more", "error", err)
@@ -171,7 +182,8 @@ func addressOf(name string) (string, error) {
 }
 
 // openTunnels listens for incoming migrations and for hosts that fetch blobs.
-func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cache.Cache, inside func(host string) (netip.Addr, bool), log *slog.Logger) (*tunnel.Tunnels, error) {
+func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cache.Cache, inside func(host string) (netip.Addr, bool),
+	volume func(ca.Identity, string) (string, context.Context, error), log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := link.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
@@ -189,7 +201,7 @@ func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cac
 	} else {
 		log.Warn("hosts that cannot dial this one cannot send guests here inside WireGuard", "error", err)
 	}
-	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Inside: inside, Log: log,
+	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Inside: inside, Volume: volume, Log: log,
 		Blobs: func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error) {
 			content, err := store.Open(ctx, id.Name, id.UID, digest, offset)
 			if errors.Is(err, cache.ErrAbsent) {

@@ -54,6 +54,7 @@ type homeWanted struct {
 	server, own string // addresses; no server: a home of its own
 	peers       string // addresses, each with a blank after it
 	guestUID    string
+	volume      bool // it lies on the guest's volume
 }
 
 func newHome(log *slog.Logger) *home {
@@ -127,7 +128,7 @@ func (h *home) look(w homeWanted) {
 func wantedHome(c checked) homeWanted {
 	w := homeWanted{
 		path: filepath.Join("/home", c.GetUser()), uid: c.GetUid(),
-		server: c.GetHomeServer(), own: c.address.String(), guestUID: c.GetGuestUid(),
+		server: c.GetHomeServer(), own: c.address.String(), guestUID: c.GetGuestUid(), volume: c.GetVolume(),
 	}
 	for _, p := range c.GetPeers() {
 		w.peers += p.GetAddress() + " "
@@ -176,6 +177,9 @@ func (h *home) want(c checked) error {
 func prepare(w homeWanted) error {
 	if err := unmountAll(w.path); err != nil {
 		return err
+	}
+	if w.mine() && w.volume {
+		return mountVolume(w)
 	}
 	source, flags, options := "home", uintptr(0), fmt.Sprintf("mode=0755,uid=%d,gid=%d", w.uid, w.uid)
 	if !w.mine() {

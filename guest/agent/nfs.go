@@ -273,7 +273,10 @@ func (s *nfsServer) mayHave(words []string) string {
 	w := s.home()
 	reply := fmt.Sprintf("%s %s %d", words[0], words[1], never)
 	if words[0] == domain && words[1] == w.path {
-		flags := exportRootSquash | exportAsync | exportNoSubtreeCheck | exportFSID
+		flags := exportRootSquash | exportNoSubtreeCheck | exportFSID
+		if !w.volume {
+			flags |= exportAsync
+		}
 		reply += fmt.Sprintf(" %d %d %d 0", flags, w.uid, w.uid)
 	}
 	return reply

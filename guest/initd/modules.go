@@ -18,6 +18,8 @@ var Modules = []string{
 var LateModules = []string{
 	"virtio_rng",
 	"vmgenid",
-	"nfsv4", // the shared home's client
-	"nfsd",  // the shared home's server
+	"nfsv4",          // the shared home's client
+	"nfsd",           // the shared home's server
+	"crc32c_generic", // of ext4
+	"ext4",           // a volume
 }

@@ -32,6 +32,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	c.Images, d.Images = change(before.Images, now.Images, (*v1.Image).GetDigest)
 	c.Blobs, d.Blobs = change(before.Blobs, now.Blobs, (*v1.BlobShare).GetDigest)
 	c.Checkpoints, d.Checkpoints = change(before.Checkpoints, now.Checkpoints, checkpointKey)
+	c.Volumes, d.Volumes = change(before.Volumes, now.Volumes, (*v1.VolumeWanted).GetUid)
 	c.Templates, d.Templates = change(before.Templates, now.Templates, (*v1.TemplateShare).GetKey)
 	c.Network.Routes, d.Routes = change(was.GetRoutes(), is.GetRoutes(), (*v1.GuestRoute).GetAddress)
 	c.Network.Peers, d.Peers = change(was.GetPeers(), is.GetPeers(), (*v1.PeerHost).GetName)
@@ -56,6 +57,7 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 		Images:      apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
 		Blobs:       apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),
 		Checkpoints: apply(before.Checkpoints, w.Checkpoints, d.GetCheckpoints(), checkpointKey),
+		Volumes:     apply(before.Volumes, w.Volumes, d.GetVolumes(), (*v1.VolumeWanted).GetUid),
 		Templates:   apply(before.Templates, w.Templates, d.GetTemplates(), (*v1.TemplateShare).GetKey),
 		Network: &v1.NetworkWanted{Generation: is.GetGeneration(), Mtu: is.GetMtu(), Relayed: is.GetRelayed(), Probes: is.GetProbes(),
 			Routes:   apply(was.GetRoutes(), is.GetRoutes(), d.GetRoutes(), (*v1.GuestRoute).GetAddress),

@@ -69,6 +69,8 @@ func concerns(c caller, snap *store.Snapshot, e *v1.Event) bool {
 		return owned(c, snap.Migrations, e)
 	case "checkpoint":
 		return owned(c, snap.Checkpoints, e)
+	case "volume":
+		return owned(c, snap.Volumes, e)
 	case "image":
 		return owned(c, snap.Images, e)
 	case "user":
@@ -158,6 +160,11 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 			return nil, err
 		}
 		return &v1.WatchResponse{Checkpoint: checkpoint}, nil
+	case "volume":
+		if _, err := find(c, kind, name, snap.Volumes); err != nil {
+			return nil, err
+		}
+		return &v1.WatchResponse{Volume: view.Volume(snap, s.Sessions, name)}, nil
 	case "run":
 		run, err := find(c, kind, name, snap.Runs)
 		if err != nil {
@@ -165,5 +172,5 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 		}
 		return &v1.WatchResponse{Run: run}, nil
 	}
-	return nil, fail(connect.CodeInvalidArgument, "a %q cannot be watched; cluster, guest, host, migration, checkpoint and run can", kind)
+	return nil, fail(connect.CodeInvalidArgument, "a %q cannot be watched; cluster, guest, host, migration, checkpoint, volume and run can", kind)
 }

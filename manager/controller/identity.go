@@ -75,6 +75,6 @@ func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, 
 		Gateway: gatewayAddress, GatewayMac: gatewayMAC,
 		MachineId: strings.ReplaceAll(g.Meta.Uid, "-", ""), Entropy: entropy,
 		CaCertificate: cluster.CaCertificate, Certificate: pair.Certificate, Key: pair.Key,
-		User: GuestUser, Uid: guestUserID,
+		User: GuestUser, Uid: guestUserID, Volume: g.Index == 0 && cluster.Spec.GetVolume() != "",
 	}, nil
 }

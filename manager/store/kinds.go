@@ -38,6 +38,7 @@ var (
 	Tokens      = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
 	Removed     = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
 	Checkpoints = Kind[*v1.Checkpoint]{"checkpoint", root + "checkpoints/", func() *v1.Checkpoint { return new(v1.Checkpoint) }}
+	Volumes     = Kind[*v1.Volume]{"volume", root + "volumes/", func() *v1.Volume { return new(v1.Volume) }}
 	Policies    = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
 	Holds       = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
@@ -68,6 +69,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Holds.name, Holds.dir
 	case *v1.Checkpoint:
 		kind, dir = Checkpoints.name, Checkpoints.dir
+	case *v1.Volume:
+		kind, dir = Volumes.name, Volumes.dir
 	case *v1.Policy:
 		kind, dir = Policies.name, Policies.dir
 	default:

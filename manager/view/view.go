@@ -143,3 +143,22 @@ func Migration(s *core.Objects, r core.Reports, name string) *v1.Migration {
 	}
 	return m
 }
+
+// Volume returns a volume as people see it: with the disk that it uses, and whether its host is there; nil: there is none.
+func Volume(s *core.Objects, r core.Reports, name string) *v1.Volume {
+	v := s.Volumes[name]
+	if v == nil || v.Host == "" {
+		return v
+	}
+	v = proto.CloneOf(v)
+	report, _, connected := r.Observed(v.Host)
+	for _, o := range report.GetVolumes() {
+		if o.Uid == v.Meta.Uid {
+			v.UsedBytes = o.UsedBytes
+		}
+	}
+	if !connected && s.Hosts[v.Host] != nil {
+		v.Message = "host " + v.Host + " is out of reach"
+	}
+	return v
+}

@@ -127,6 +127,15 @@ const (
 	// ControlServiceRestoreCheckpointProcedure is the fully-qualified name of the ControlService's
 	// RestoreCheckpoint RPC.
 	ControlServiceRestoreCheckpointProcedure = "/watari.v1.ControlService/RestoreCheckpoint"
+	// ControlServiceCreateVolumeProcedure is the fully-qualified name of the ControlService's
+	// CreateVolume RPC.
+	ControlServiceCreateVolumeProcedure = "/watari.v1.ControlService/CreateVolume"
+	// ControlServiceListVolumesProcedure is the fully-qualified name of the ControlService's
+	// ListVolumes RPC.
+	ControlServiceListVolumesProcedure = "/watari.v1.ControlService/ListVolumes"
+	// ControlServiceDeleteVolumeProcedure is the fully-qualified name of the ControlService's
+	// DeleteVolume RPC.
+	ControlServiceDeleteVolumeProcedure = "/watari.v1.ControlService/DeleteVolume"
 	// ControlServiceCreateRunProcedure is the fully-qualified name of the ControlService's CreateRun
 	// RPC.
 	ControlServiceCreateRunProcedure = "/watari.v1.ControlService/CreateRun"
@@ -226,6 +235,11 @@ type ControlServiceClient interface {
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
 	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
+	// CreateVolume makes an empty volume; a host makes its disk in the background.
+	CreateVolume(context.Context, *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error)
+	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
+	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
+	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -460,6 +474,24 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("RestoreCheckpoint")),
 			connect.WithClientOptions(opts...),
 		),
+		createVolume: connect.NewClient[watariv1.CreateVolumeRequest, watariv1.CreateVolumeResponse](
+			httpClient,
+			baseURL+ControlServiceCreateVolumeProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("CreateVolume")),
+			connect.WithClientOptions(opts...),
+		),
+		listVolumes: connect.NewClient[watariv1.ListVolumesRequest, watariv1.ListVolumesResponse](
+			httpClient,
+			baseURL+ControlServiceListVolumesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListVolumes")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteVolume: connect.NewClient[watariv1.DeleteVolumeRequest, watariv1.DeleteVolumeResponse](
+			httpClient,
+			baseURL+ControlServiceDeleteVolumeProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
+			connect.WithClientOptions(opts...),
+		),
 		createRun: connect.NewClient[watariv1.CreateRunRequest, watariv1.CreateRunResponse](
 			httpClient,
 			baseURL+ControlServiceCreateRunProcedure,
@@ -616,6 +648,9 @@ type controlServiceClient struct {
 	changeCheckpoint  *connect.Client[watariv1.ChangeCheckpointRequest, watariv1.ChangeCheckpointResponse]
 	planCheckpoints   *connect.Client[watariv1.PlanCheckpointsRequest, watariv1.PlanCheckpointsResponse]
 	restoreCheckpoint *connect.Client[watariv1.RestoreCheckpointRequest, watariv1.RestoreCheckpointResponse]
+	createVolume      *connect.Client[watariv1.CreateVolumeRequest, watariv1.CreateVolumeResponse]
+	listVolumes       *connect.Client[watariv1.ListVolumesRequest, watariv1.ListVolumesResponse]
+	deleteVolume      *connect.Client[watariv1.DeleteVolumeRequest, watariv1.DeleteVolumeResponse]
 	createRun         *connect.Client[watariv1.CreateRunRequest, watariv1.CreateRunResponse]
 	startRun          *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
 	listRuns          *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
@@ -793,6 +828,21 @@ func (c *controlServiceClient) RestoreCheckpoint(ctx context.Context, req *conne
 	return c.restoreCheckpoint.CallUnary(ctx, req)
 }
 
+// CreateVolume calls watari.v1.ControlService.CreateVolume.
+func (c *controlServiceClient) CreateVolume(ctx context.Context, req *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error) {
+	return c.createVolume.CallUnary(ctx, req)
+}
+
+// ListVolumes calls watari.v1.ControlService.ListVolumes.
+func (c *controlServiceClient) ListVolumes(ctx context.Context, req *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error) {
+	return c.listVolumes.CallUnary(ctx, req)
+}
+
+// DeleteVolume calls watari.v1.ControlService.DeleteVolume.
+func (c *controlServiceClient) DeleteVolume(ctx context.Context, req *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error) {
+	return c.deleteVolume.CallUnary(ctx, req)
+}
+
 // CreateRun calls watari.v1.ControlService.CreateRun.
 func (c *controlServiceClient) CreateRun(ctx context.Context, req *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {
 	return c.createRun.CallUnary(ctx, req)
@@ -937,6 +987,11 @@ type ControlServiceHandler interface {
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
 	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
+	// CreateVolume makes an empty volume; a host makes its disk in the background.
+	CreateVolume(context.Context, *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error)
+	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
+	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
+	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -1167,6 +1222,24 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("RestoreCheckpoint")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceCreateVolumeHandler := connect.NewUnaryHandler(
+		ControlServiceCreateVolumeProcedure,
+		svc.CreateVolume,
+		connect.WithSchema(controlServiceMethods.ByName("CreateVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListVolumesHandler := connect.NewUnaryHandler(
+		ControlServiceListVolumesProcedure,
+		svc.ListVolumes,
+		connect.WithSchema(controlServiceMethods.ByName("ListVolumes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceDeleteVolumeHandler := connect.NewUnaryHandler(
+		ControlServiceDeleteVolumeProcedure,
+		svc.DeleteVolume,
+		connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceCreateRunHandler := connect.NewUnaryHandler(
 		ControlServiceCreateRunProcedure,
 		svc.CreateRun,
@@ -1351,6 +1424,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServicePlanCheckpointsHandler.ServeHTTP(w, r)
 		case ControlServiceRestoreCheckpointProcedure:
 			controlServiceRestoreCheckpointHandler.ServeHTTP(w, r)
+		case ControlServiceCreateVolumeProcedure:
+			controlServiceCreateVolumeHandler.ServeHTTP(w, r)
+		case ControlServiceListVolumesProcedure:
+			controlServiceListVolumesHandler.ServeHTTP(w, r)
+		case ControlServiceDeleteVolumeProcedure:
+			controlServiceDeleteVolumeHandler.ServeHTTP(w, r)
 		case ControlServiceCreateRunProcedure:
 			controlServiceCreateRunHandler.ServeHTTP(w, r)
 		case ControlServiceStartRunProcedure:
@@ -1522,6 +1601,18 @@ func (UnimplementedControlServiceHandler) PlanCheckpoints(context.Context, *conn
 
 func (UnimplementedControlServiceHandler) RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RestoreCheckpoint is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) CreateVolume(context.Context, *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.CreateVolume is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListVolumes is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DeleteVolume is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {

@@ -44,6 +44,8 @@ const (
 	GuestServiceDescribeProcedure = "/watari.v1.GuestService/Describe"
 	// GuestServiceSetTimeProcedure is the fully-qualified name of the GuestService's SetTime RPC.
 	GuestServiceSetTimeProcedure = "/watari.v1.GuestService/SetTime"
+	// GuestServiceSyncProcedure is the fully-qualified name of the GuestService's Sync RPC.
+	GuestServiceSyncProcedure = "/watari.v1.GuestService/Sync"
 	// GuestServicePutFileProcedure is the fully-qualified name of the GuestService's PutFile RPC.
 	GuestServicePutFileProcedure = "/watari.v1.GuestService/PutFile"
 	// GuestServiceGetFileProcedure is the fully-qualified name of the GuestService's GetFile RPC.
@@ -72,6 +74,8 @@ type GuestServiceClient interface {
 	Describe(context.Context, *connect.Request[watariv1.DescribeRequest]) (*connect.Response[watariv1.DescribeResponse], error)
 	// SetTime sets the guest's clock where it is off by more than 50 ms.
 	SetTime(context.Context, *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error)
+	// Sync writes what has changed in the home's files to the guest's volume.
+	Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error)
 	// PutFile writes a file; the first message names it, an interrupted transfer is taken up at an offset.
 	PutFile(context.Context) *connect.ClientStreamForClient[watariv1.PutFileRequest, watariv1.PutFileResponse]
 	// GetFile reads a file from an offset.
@@ -107,6 +111,12 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(guestServiceMethods.ByName("SetTime")),
 			connect.WithClientOptions(opts...),
 		),
+		sync: connect.NewClient[watariv1.SyncRequest, watariv1.SyncResponse](
+			httpClient,
+			baseURL+GuestServiceSyncProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("Sync")),
+			connect.WithClientOptions(opts...),
+		),
 		putFile: connect.NewClient[watariv1.PutFileRequest, watariv1.PutFileResponse](
 			httpClient,
 			baseURL+GuestServicePutFileProcedure,
@@ -127,6 +137,7 @@ type guestServiceClient struct {
 	identify *connect.Client[watariv1.IdentifyRequest, watariv1.IdentifyResponse]
 	describe *connect.Client[watariv1.DescribeRequest, watariv1.DescribeResponse]
 	setTime  *connect.Client[watariv1.SetTimeRequest, watariv1.SetTimeResponse]
+	sync     *connect.Client[watariv1.SyncRequest, watariv1.SyncResponse]
 	putFile  *connect.Client[watariv1.PutFileRequest, watariv1.PutFileResponse]
 	getFile  *connect.Client[watariv1.GetFileRequest, watariv1.GetFileResponse]
 }
@@ -144,6 +155,11 @@ func (c *guestServiceClient) Describe(ctx context.Context, req *connect.Request[
 // SetTime calls watari.v1.GuestService.SetTime.
 func (c *guestServiceClient) SetTime(ctx context.Context, req *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error) {
 	return c.setTime.CallUnary(ctx, req)
+}
+
+// Sync calls watari.v1.GuestService.Sync.
+func (c *guestServiceClient) Sync(ctx context.Context, req *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error) {
+	return c.sync.CallUnary(ctx, req)
 }
 
 // PutFile calls watari.v1.GuestService.PutFile.
@@ -164,6 +180,8 @@ type GuestServiceHandler interface {
 	Describe(context.Context, *connect.Request[watariv1.DescribeRequest]) (*connect.Response[watariv1.DescribeResponse], error)
 	// SetTime sets the guest's clock where it is off by more than 50 ms.
 	SetTime(context.Context, *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error)
+	// Sync writes what has changed in the home's files to the guest's volume.
+	Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error)
 	// PutFile writes a file; the first message names it, an interrupted transfer is taken up at an offset.
 	PutFile(context.Context, *connect.ClientStream[watariv1.PutFileRequest]) (*connect.Response[watariv1.PutFileResponse], error)
 	// GetFile reads a file from an offset.
@@ -195,6 +213,12 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(guestServiceMethods.ByName("SetTime")),
 		connect.WithHandlerOptions(opts...),
 	)
+	guestServiceSyncHandler := connect.NewUnaryHandler(
+		GuestServiceSyncProcedure,
+		svc.Sync,
+		connect.WithSchema(guestServiceMethods.ByName("Sync")),
+		connect.WithHandlerOptions(opts...),
+	)
 	guestServicePutFileHandler := connect.NewClientStreamHandler(
 		GuestServicePutFileProcedure,
 		svc.PutFile,
@@ -215,6 +239,8 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 			guestServiceDescribeHandler.ServeHTTP(w, r)
 		case GuestServiceSetTimeProcedure:
 			guestServiceSetTimeHandler.ServeHTTP(w, r)
+		case GuestServiceSyncProcedure:
+			guestServiceSyncHandler.ServeHTTP(w, r)
 		case GuestServicePutFileProcedure:
 			guestServicePutFileHandler.ServeHTTP(w, r)
 		case GuestServiceGetFileProcedure:
@@ -238,6 +264,10 @@ func (UnimplementedGuestServiceHandler) Describe(context.Context, *connect.Reque
 
 func (UnimplementedGuestServiceHandler) SetTime(context.Context, *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.SetTime is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.Sync is not implemented"))
 }
 
 func (UnimplementedGuestServiceHandler) PutFile(context.Context, *connect.ClientStream[watariv1.PutFileRequest]) (*connect.Response[watariv1.PutFileResponse], error) {

@@ -168,6 +168,11 @@ func Checkpoints(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListCheckpoints, &v1.ListCheckpointsRequest{}, (*v1.ListCheckpointsResponse).GetCheckpoints))
 }
 
+// Volumes lists the names of the volumes.
+func Volumes(ctx context.Context, c *client.Client) ([]string, error) {
+	return namesOf(client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{}, (*v1.ListVolumesResponse).GetVolumes))
+}
+
 // Users lists the users' names.
 func Users(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers))

@@ -311,3 +311,18 @@ func (m *Manager) SpareHost(ctx context.Context, r *connect.Request[v1.SpareHost
 func (m *Manager) CreateConsoleLink(ctx context.Context, r *connect.Request[v1.CreateConsoleLinkRequest]) (*connect.Response[v1.CreateConsoleLinkResponse], error) {
 	return answer[v1.CreateConsoleLinkRequest, v1.CreateConsoleLinkResponse](ctx, m, r)
 }
+
+// CreateVolume implements the service.
+func (m *Manager) CreateVolume(ctx context.Context, r *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
+	return answer[v1.CreateVolumeRequest, v1.CreateVolumeResponse](ctx, m, r)
+}
+
+// ListVolumes implements the service.
+func (m *Manager) ListVolumes(ctx context.Context, r *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+	return answer[v1.ListVolumesRequest, v1.ListVolumesResponse](ctx, m, r)
+}
+
+// DeleteVolume implements the service.
+func (m *Manager) DeleteVolume(ctx context.Context, r *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
+	return answer[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse](ctx, m, r)
+}

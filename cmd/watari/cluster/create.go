@@ -23,6 +23,7 @@ type createFlags struct {
 	cpu                   string
 	sites                 []string
 	lease                 time.Duration
+	volume                string
 	onHostLoss            string
 	noFork, wait          bool
 }
@@ -78,12 +79,14 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
 	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named libvirt model such as EPYC-Rome")
+	f.StringVar(&flags.volume, "volume", "", "keep the home on this volume, so that its files outlive the cluster (see: watari volume)")
 	f.DurationVar(&flags.lease, "lease", 0, "end guests whose host does not hear from the manager for this long, such as 60s; 0: they run on")
 	f.StringVar(&flags.onHostLoss, "on-host-loss", "restart", "what to do when a guest is lost: restart, restore, stop")
 	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
 	f.BoolVarP(&flags.wait, "wait", "w", false, "wait until every guest is ready")
 	command.ValidArgsFunction = cobra.NoFileCompletions
 	env.CompleteFlag(command, "image", cli.Images)
+	env.CompleteFlag(command, "volume", cli.Volumes)
 	env.CompleteFlag(command, "site", cli.Sites)
 	env.CompleteFlag(command, "spread", cli.Words("site", "host"))
 	env.CompleteFlag(command, "on-host-loss", cli.Words("restart", "restore", "stop"))
@@ -123,7 +126,7 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	}
 	return &v1.ClusterSpec{
 		Guests: cmp.Or(f.abstract, f.guests), Abstract: f.abstract > 0, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
-		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss,
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss, Volume: f.volume,
 	}, nil
 }
 

@@ -87,11 +87,20 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},
 		[2]string{"lease", lease(spec)},
 		[2]string{"on host loss", onHostLoss(spec)},
+		[2]string{"home", home(spec)},
 		[2]string{"checkpoints", plan(c.GetCheckpoints())},
 		[2]string{"restored", restored(env, c.GetRestore())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},
 	)
+}
+
+// home says where the home lies; empty: in the first guest's memory.
+func home(spec *v1.ClusterSpec) string {
+	if spec.GetVolume() == "" {
+		return ""
+	}
+	return "on volume " + spec.GetVolume()
 }
 
 // lease says how long guests run without the manager; empty: for any time.

@@ -1,0 +1,66 @@
+package vm
+
+// disk.go - a guest's volume: a disk that QEMU reaches through a socket, wherever the disk lies. To QEMU it is a network block device
+// (NBD). So it is the same disk after a move, and nothing of it is copied.
+//
+// QEMU gets it by arguments of its own, because libvirt 9 cannot say what is to become of requests while the socket does not answer.
+// A template has no such disk, so a guest with a volume is booted.
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+const (
+	// VolumeExport is the name under which a volume is exported at its socket.
+	VolumeExport = "volume"
+	// VolumeSerial is by what the guest knows the disk.
+	VolumeSerial = "watari-volume"
+	// volumeSlot is the disk's place on the guest's PCI bus, which libvirt uses last.
+	volumeSlot = "0x1e"
+	// volumePatience is for how many seconds QEMU keeps the guest's requests while the socket does not answer: the agent or the volume's
+	// host may be away. A guest that gets errors instead cannot go on, so it is long.
+	volumePatience = 7 * 24 * 60 * 60
+	// volumeOpening is for how many seconds QEMU tries to open the disk.
+	volumeOpening = 20
+)
+
+// VolumeSocket returns the path of the socket at which a guest's volume is served. It is the same on all hosts. It fails with
+// ErrUnavailable before the first connection.
+func (l *Libvirt) VolumeSocket(name string) (string, error) {
+	path, err := l.qemuPath("v", name)
+	if err != nil {
+		return "", fmt.Errorf("prepare the socket of the volume of guest %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// QEMUUser returns the user that QEMU runs as; known is false before the first connection.
+func (l *Libvirt) QEMUUser() (uid, gid int, known bool) {
+	host := l.hostFacts()
+	if host == nil {
+		return 0, 0, false
+	}
+	return host.owner.uid, host.owner.gid, true
+}
+
+// volumeArguments returns QEMU's arguments for a volume.
+func volumeArguments(socket string) ([]libvirtxml.DomainQEMUCommandlineArg, error) {
+	node, err := json.Marshal(map[string]any{"driver": "nbd", "node-name": "volume", "export": VolumeExport, "server": map[string]string{"type": "unix", "path": socket},
+		"reconnect-delay": volumePatience, "open-timeout": volumeOpening, "discard": "unmap", "cache": map[string]bool{"direct": true, "no-flush": false}})
+	if err != nil {
+		return nil, err
+	}
+	device, err := json.Marshal(map[string]any{"driver": "virtio-blk-pci", "id": "volume0", "drive": "volume", "serial": VolumeSerial, "bus": "pci.0", "addr": volumeSlot,
+		"werror": "report", "rerror": "report"})
+	if err != nil {
+		return nil, err
+	}
+	var args []libvirtxml.DomainQEMUCommandlineArg
+	for _, value := range []string{"-blockdev", string(node), "-device", string(device)} {
+		args = append(args, libvirtxml.DomainQEMUCommandlineArg{Value: value})
+	}
+	return args, nil
+}

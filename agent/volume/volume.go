@@ -1,0 +1,245 @@
+// Package volume keeps a volume's disk on a host, and serves it at a Unix socket by qemu-storage-daemon, a process that outlives the
+// agent.
+package volume
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"watari/internal/durable"
+	"watari/internal/qmp"
+)
+
+// Facts describe a volume; they lie beside its disk.
+type Facts struct {
+	Name      string `json:"name"`
+	Owner     string `json:"owner"`
+	OwnerUID  string `json:"owner_uid"`
+	SizeBytes uint64 `json:"size_bytes"`
+}
+
+// User is the user that the daemon runs as, and that owns the disk.
+type User struct{ UID, GID int }
+
+// Disk is a volume's disk on this host.
+type Disk struct {
+	dir string // with the disk and its description
+	run string // with the daemon's sockets
+}
+
+const (
+	imageName = "disk.qcow2"
+	factsName = "volume.json"
+	partName  = ".new" // suffix of a folder that is not whole
+	// export is the disk's name at the socket (vm.VolumeExport).
+	export = "volume"
+	// startTime is how long the daemon may take to answer, and askTime one request to it.
+	startTime = 10 * time.Second
+	askTime   = 5 * time.Second
+)
+
+// Missing says which program the host lacks to keep volumes; nil: none.
+func Missing() error {
+	var missing []error
+	for _, program := range []string{"mkfs.ext4", "qemu-img", "qemu-storage-daemon"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, err)
+		}
+	}
+	return errors.Join(missing...)
+}
+
+// List returns the volumes in a folder, by uid, and removes what is not whole.
+func List(folder string) (map[string]Facts, error) {
+	found := map[string]Facts{}
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return found, nil
+	}
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), partName) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(folder, entry.Name())))
+			continue
+		}
+		text, readErr := os.ReadFile(filepath.Join(folder, entry.Name(), factsName))
+		var f Facts
+		if readErr == nil {
+			readErr = json.Unmarshal(text, &f)
+		}
+		if readErr != nil {
+			err = errors.Join(err, fmt.Errorf("read the volume in %s: %w", filepath.Join(folder, entry.Name()), readErr))
+			continue
+		}
+		found[entry.Name()] = f
+	}
+	return found, err
+}
+
+// Open returns a volume's disk. run is for the daemon's sockets; its path has to be short.
+func Open(folder, run, uid string) *Disk {
+	return &Disk{dir: filepath.Join(folder, uid), run: filepath.Join(run, uid)}
+}
+
+// Create makes the disk with an empty file system (ext4). It appears whole, or not at all.
+func Create(ctx context.Context, folder, uid string, f Facts, user User) error {
+	dir := filepath.Join(folder, uid)
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	part := dir + partName
+	if err := errors.Join(os.RemoveAll(part), os.MkdirAll(part, 0o700)); err != nil {
+		return err
+	}
+	defer os.RemoveAll(part) // fails harmlessly after the renaming
+	raw, image := filepath.Join(part, "raw"), filepath.Join(part, imageName)
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(os.WriteFile(raw, nil, 0o600), os.Truncate(raw, int64(f.SizeBytes)))
+	for _, command := range [][]string{
+		{"mkfs.ext4", "-q", "-F", "-m", "0", "-L", "watari-volume", raw},
+		{"qemu-img", "convert", "-q", "-f", "raw", "-O", "qcow2", raw, image},
+	} {
+		if err != nil {
+			break
+		}
+		if out, failed := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); failed != nil {
+			err = fmt.Errorf("%s: %w: %s", command[0], failed, strings.TrimSpace(string(out)))
+		}
+	}
+	if err == nil {
+		err = errors.Join(os.Remove(raw), syncFile(image), durable.WriteFile(filepath.Join(part, factsName), text, 0o600),
+			os.Chown(image, user.UID, user.GID), os.Chown(part, user.UID, user.GID), os.Rename(part, dir), durable.SyncDir(folder))
+	}
+	if err != nil {
+		return fmt.Errorf("make the disk of volume %s: %w", f.Name, err)
+	}
+	return nil
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Socket is where the disk is served.
+func (d *Disk) Socket() string { return filepath.Join(d.run, "nbd.sock") }
+
+func (d *Disk) monitor() string { return filepath.Join(d.run, "qmp.sock") }
+
+func (d *Disk) pidFile() string { return filepath.Join(d.run, "pid") }
+
+// Served reports whether the daemon answers.
+func (d *Disk) Served() bool {
+	m, err := qmp.Dial(d.monitor(), askTime)
+	if err != nil {
+		return false
+	}
+	m.Close()
+	return true
+}
+
+// Serve starts the daemon if it does not run.
+func (d *Disk) Serve(ctx context.Context, user User) error {
+	if d.Served() {
+		return nil
+	}
+	d.kill() // one that does not answer
+	if err := errors.Join(os.RemoveAll(d.run), os.MkdirAll(d.run, 0o700), os.Chown(d.run, user.UID, user.GID)); err != nil {
+		return err
+	}
+	node := func(v map[string]any) string { text, _ := json.Marshal(v); return string(text) }
+	daemon := exec.Command("qemu-storage-daemon", "--pidfile", d.pidFile(),
+		"--blockdev", node(map[string]any{"driver": "file", "node-name": "file", "filename": filepath.Join(d.dir, imageName), "discard": "unmap"}),
+		"--blockdev", node(map[string]any{"driver": "qcow2", "node-name": "disk", "file": "file", "discard": "unmap"}),
+		"--chardev", "socket,id=monitor,server=on,wait=off,path="+d.monitor(), "--monitor", "chardev=monitor",
+		"--nbd-server", node(map[string]any{"addr": map[string]string{"type": "unix", "path": d.Socket()}, "max-connections": 0}),
+		"--export", node(map[string]any{"type": "nbd", "id": "disk", "node-name": "disk", "name": export, "writable": true}))
+	daemon.Dir = "/"
+	log, err := os.OpenFile(filepath.Join(d.run, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	daemon.Stdout, daemon.Stderr = log, log
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)}}
+	if err := daemon.Start(); err != nil {
+		return fmt.Errorf("serve a volume: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	for begun := time.Now(); time.Since(begun) < startTime; {
+		if d.Served() {
+			return nil
+		}
+		select {
+		case err := <-ended:
+			said, _ := os.ReadFile(log.Name())
+			return fmt.Errorf("serve a volume: qemu-storage-daemon ended: %v: %s", err, strings.TrimSpace(string(said)))
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	d.kill()
+	return errors.New("serve a volume: qemu-storage-daemon does not answer")
+}
+
+// kill ends the daemon that the pid file names, if it is one.
+func (d *Disk) kill() {
+	text, err := os.ReadFile(d.pidFile())
+	if err != nil {
+		return
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 1 {
+		return
+	}
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(handle)
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || !strings.Contains(string(line), d.pidFile()) { // another process has the number now
+		return
+	}
+	_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
+	poll := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}
+	_, _ = unix.Poll(poll, int(startTime/time.Millisecond))
+}
+
+// Delete ends the daemon and removes the disk.
+func (d *Disk) Delete() error {
+	if m, err := qmp.Dial(d.monitor(), askTime); err == nil {
+		_ = m.Ask("quit", nil, nil)
+		m.Close()
+	}
+	d.kill()
+	return errors.Join(os.RemoveAll(d.run), os.RemoveAll(d.dir))
+}
+
+// UsedBytes returns how much of the host's disk the volume takes.
+func (d *Disk) UsedBytes() uint64 {
+	var stat unix.Stat_t
+	if unix.Stat(filepath.Join(d.dir, imageName), &stat) != nil {
+		return 0
+	}
+	return uint64(stat.Blocks) * 512
+}

@@ -1,0 +1,431 @@
+package agent
+
+// volumes.go - the host's volumes, and the sockets at which this host's guests reach theirs, here or on another host.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	"watari/agent/volume"
+	v1 "watari/api/watariv1"
+	"watari/internal/durable"
+)
+
+// VolumeHost is what volumes need of the hypervisor and of other hosts.
+type VolumeHost interface {
+	// VolumeSocket returns the path of the socket at which QEMU expects a guest's volume. It makes the folder.
+	VolumeSocket(guest string) (string, error)
+	// QEMUUser returns the user that QEMU runs as; known is false until the hypervisor has answered.
+	QEMUUser() (user volume.User, known bool)
+	// Carry carries a connection to a volume of another host, until either end or ctx ends it.
+	Carry(ctx context.Context, local net.Conn, from *v1.BlobPeer, uid string) error
+}
+
+const (
+	// volumeCheck is how often it is checked that volumes are served.
+	volumeCheck = time.Second
+	// usedStep is in what steps the use of the disk is reported: each change of a report has the manager decide anew.
+	usedStep = 64 << 20
+	// syncTime is how long a guest that is to end may take to write its home to its volume.
+	syncTime = 20 * time.Second
+	// ordersFile keeps the orders about volumes, so that guests have theirs while the manager is away, whatever becomes of the agent.
+	ordersFile = "volume-orders"
+)
+
+// heldVolume is a volume of this host.
+type heldVolume struct {
+	facts   volume.Facts
+	ready   bool
+	message string
+	working bool
+	used    uint64
+}
+
+// guestVolume is the socket of a guest of this host.
+type guestVolume struct {
+	source   *v1.VolumeSource
+	listener net.Listener
+	cancel   context.CancelFunc
+}
+
+// volumeKeeper follows the manager's orders about volumes.
+type volumeKeeper struct {
+	agent   *Agent
+	host    VolumeHost
+	folder  string // with the disks
+	sockets string // with the daemons' sockets
+	log     *slog.Logger
+	wake    chan struct{}
+	able    bool // the host has the programs that volumes need
+
+	mu      sync.Mutex
+	orders  *v1.HostWanted // its part about volumes
+	held    map[string]*heldVolume
+	guests  map[string]*guestVolume        // by guest's uid
+	ending  map[string]bool                // guests that the manager has ordered to end
+	readers map[string]map[string]*allowed // by volume's uid and host's name
+}
+
+// allowed is a host that may use a volume.
+type allowed struct {
+	uid    string // the host's
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func newVolumeKeeper(a *Agent) *volumeKeeper {
+	k := &volumeKeeper{agent: a, host: a.config.Volumes, folder: filepath.Join(a.config.StateDir, "volumes"), sockets: filepath.Join(a.config.RunDir, "volumes"), log: a.log,
+		wake: make(chan struct{}, 1), orders: &v1.HostWanted{}, held: map[string]*heldVolume{}, guests: map[string]*guestVolume{}, readers: map[string]map[string]*allowed{}}
+	if k.host == nil {
+		return k
+	}
+	if err := volume.Missing(); err != nil {
+		k.log.Warn("this host takes no new volumes", "error", err)
+	} else {
+		k.able = true
+	}
+	found, err := volume.List(k.folder)
+	if err != nil {
+		k.log.Error("volumes", "error", err)
+	}
+	for uid, facts := range found {
+		k.held[uid] = &heldVolume{facts: facts}
+	}
+	if text, err := os.ReadFile(filepath.Join(a.config.StateDir, ordersFile)); err == nil {
+		before := &v1.HostWanted{}
+		if err := proto.Unmarshal(text, before); err != nil {
+			k.log.Error("read the orders about volumes", "error", err)
+		} else {
+			k.apply(before)
+		}
+	}
+	return k
+}
+
+// want takes up the manager's orders. It does not wait.
+func (k *volumeKeeper) want(w *v1.HostWanted) {
+	if k.host == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	part := &v1.HostWanted{Volumes: w.Volumes}
+	k.ending = map[string]bool{}
+	for _, g := range w.Guests {
+		before := slices.IndexFunc(k.orders.Guests, func(before *v1.GuestWanted) bool { return before.Uid == g.Uid })
+		switch {
+		case g.Volume != nil:
+			part.Guests = append(part.Guests, &v1.GuestWanted{Uid: g.Uid, Name: g.Name, Volume: g.Volume})
+		case g.Role == v1.GuestRole_GUEST_ROLE_ABSENT && before >= 0: // it has its volume until it has ended
+			part.Guests = append(part.Guests, k.orders.Guests[before])
+			k.ending[g.Uid] = true
+		}
+	}
+	if proto.Equal(part, k.orders) {
+		return
+	}
+	if text, err := proto.Marshal(part); err != nil {
+		k.log.Error("keep the orders about volumes", "error", err)
+	} else if err := durable.WriteFile(filepath.Join(k.agent.config.StateDir, ordersFile), text, 0o600); err != nil {
+		k.log.Error("keep the orders about volumes", "error", err)
+	}
+	k.apply(part)
+}
+
+// apply makes orders those in force; mu is held, or nobody else knows the keeper yet.
+func (k *volumeKeeper) apply(w *v1.HostWanted) {
+	k.orders = w
+	may := map[string]map[string]bool{}
+	for _, v := range w.Volumes {
+		if !validUID(v.Uid) {
+			continue
+		}
+		may[v.Uid] = map[string]bool{}
+		for _, r := range v.Readers {
+			may[v.Uid][r.Name] = true
+			if before := k.readers[v.Uid][r.Name]; before != nil && before.uid == r.Uid {
+				continue
+			} else if before != nil {
+				before.cancel()
+			}
+			if k.readers[v.Uid] == nil {
+				k.readers[v.Uid] = map[string]*allowed{}
+			}
+			ctx, cancel := context.WithCancel(k.agent.ctx)
+			k.readers[v.Uid][r.Name] = &allowed{r.Uid, ctx, cancel}
+		}
+	}
+	for uid, hosts := range k.readers {
+		for name, host := range hosts {
+			if !may[uid][name] {
+				host.cancel()
+				delete(hosts, name)
+			}
+		}
+	}
+	poke(k.wake)
+}
+
+// run does what the orders ask for, until ctx ends.
+func (k *volumeKeeper) run(ctx context.Context) {
+	if k.host == nil {
+		return
+	}
+	tick := time.NewTicker(volumeCheck)
+	defer tick.Stop()
+	for {
+		k.step(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.wake:
+		case <-tick.C:
+		}
+	}
+}
+
+func (k *volumeKeeper) step(ctx context.Context) {
+	user, known := k.host.QEMUUser()
+	if !known {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, w := range k.orders.Volumes {
+		v := k.held[w.Uid]
+		if !validUID(w.Uid) || v != nil && v.working || w.Discard && v == nil {
+			continue
+		}
+		if v == nil {
+			v = &heldVolume{facts: volume.Facts{Name: w.Facts.GetName(), Owner: w.Facts.GetOwner(), OwnerUID: w.Facts.GetOwnerUid(), SizeBytes: w.Facts.GetSizeBytes()}, message: "its disk is being made"}
+			k.held[w.Uid] = v
+		}
+		v.working = true
+		go k.work(ctx, w, v, user)
+	}
+	wanted := map[string]bool{}
+	for _, g := range k.orders.Guests {
+		wanted[g.Uid] = true
+		now := k.guests[g.Uid]
+		if now != nil && proto.Equal(now.source, g.Volume) {
+			continue
+		}
+		if now != nil {
+			now.close()
+			delete(k.guests, g.Uid)
+		}
+		opened, err := k.open(g)
+		if err != nil {
+			k.log.Error("a guest's volume", "guest", g.Name, "error", err)
+			continue
+		}
+		k.guests[g.Uid] = opened
+	}
+	for uid, g := range k.guests {
+		if !wanted[uid] {
+			g.close()
+			delete(k.guests, uid)
+		}
+	}
+}
+
+// work makes, serves or deletes a volume.
+func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) {
+	disk := volume.Open(k.folder, k.sockets, w.Uid)
+	var err error
+	if w.Discard {
+		err = disk.Delete()
+	} else {
+		err = errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711))
+		if err == nil {
+			err = volume.Create(ctx, k.folder, w.Uid, v.facts, user)
+		}
+		if err == nil {
+			err = disk.Serve(ctx, user)
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	used := disk.UsedBytes() / usedStep * usedStep
+	k.mu.Lock()
+	before := *v
+	v.working, v.ready, v.message, v.used = false, err == nil && !w.Discard, "", used
+	if err != nil {
+		v.message = err.Error()
+	}
+	if err == nil && w.Discard {
+		delete(k.held, w.Uid)
+	}
+	changed := before.ready != v.ready || before.message != v.message || before.used != v.used || k.held[w.Uid] == nil
+	k.mu.Unlock()
+	if changed {
+		k.agent.publish()
+	}
+}
+
+// open listens at the socket of a guest's volume.
+func (k *volumeKeeper) open(w *v1.GuestWanted) (*guestVolume, error) {
+	path, err := k.host.VolumeSocket(w.Name)
+	if err != nil {
+		return nil, err
+	}
+	user, _ := k.host.QEMUUser()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, user.UID, user.GID)); err != nil {
+		listener.Close()
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(k.agent.ctx)
+	g := &guestVolume{source: w.Volume, listener: listener, cancel: cancel}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go k.carry(ctx, conn, w)
+		}
+	}()
+	return g, nil
+}
+
+func (g *guestVolume) close() {
+	g.cancel()
+	g.listener.Close()
+}
+
+// carry carries QEMU's connection to the volume, which is here or on another host. QEMU connects again when it ends.
+func (k *volumeKeeper) carry(ctx context.Context, conn net.Conn, w *v1.GuestWanted) {
+	defer conn.Close()
+	err := k.carryTo(ctx, conn, w.Volume)
+	if ctx.Err() == nil {
+		k.log.Info("a guest's connection to its volume has ended", "guest", w.Name, "host", w.Volume.GetHost().GetName(), "error", err)
+	}
+}
+
+func (k *volumeKeeper) carryTo(ctx context.Context, conn net.Conn, source *v1.VolumeSource) error {
+	if source.Host.GetName() != k.agent.config.Name {
+		return k.host.Carry(ctx, conn, source.Host, source.Uid)
+	}
+	socket, may, err := k.reader(k.agent.config.Name, source.Host.GetUid(), source.Uid)
+	if err != nil {
+		return err
+	}
+	local, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	defer local.Close()
+	for _, until := range []context.Context{ctx, may} {
+		stop := context.AfterFunc(until, func() { conn.Close(); local.Close() })
+		defer stop()
+	}
+	done := make(chan error, 2)
+	for _, way := range [][2]net.Conn{{conn, local}, {local, conn}} {
+		go func() {
+			_, err := io.Copy(way[0], way[1])
+			conn.Close()
+			local.Close()
+			done <- err
+		}()
+	}
+	return errors.Join(<-done, <-done)
+}
+
+// Reader returns the socket of a volume for a host that may use it, and a context that ends when it may no longer.
+func (a *Agent) Reader(host, hostUID, uid string) (socket string, may context.Context, err error) {
+	return a.volumes.reader(host, hostUID, uid)
+}
+
+func (k *volumeKeeper) reader(host, hostUID, uid string) (string, context.Context, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r := k.readers[uid][host]
+	switch {
+	case r == nil || r.uid != hostUID:
+		return "", nil, fmt.Errorf("host %s may not use volume %s", host, uid)
+	case k.held[uid] == nil || !k.held[uid].ready:
+		return "", nil, fmt.Errorf("volume %s is not served yet", uid)
+	}
+	return volume.Open(k.folder, k.sockets, uid).Socket(), r.ctx, nil
+}
+
+// socket returns where a guest's volume is served; empty: it has none.
+func (k *volumeKeeper) socket(w *v1.GuestWanted) (string, error) {
+	if w.Volume == nil {
+		return "", nil
+	}
+	if k.host == nil {
+		return "", fmt.Errorf("this host's agent can give no guest a volume")
+	}
+	return k.host.VolumeSocket(w.Name)
+}
+
+// await waits until a guest's volume can be reached.
+func (k *volumeKeeper) await(ctx context.Context, w *v1.GuestWanted) error {
+	for w.Volume != nil {
+		k.mu.Lock()
+		there := k.guests[w.Uid] != nil
+		k.mu.Unlock()
+		if there {
+			return nil
+		}
+		poke(k.wake)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// sync has a guest write its home to its volume, if the manager has ordered it to end. It does not wait for long: the guest may hang. A
+// guest that ends for another reason, such as its lease, ends at once.
+func (k *volumeKeeper) sync(ctx context.Context, g *guest) {
+	k.mu.Lock()
+	has := k.guests[g.uid] != nil && k.ending[g.uid]
+	k.mu.Unlock()
+	if !has || !g.identity.ready() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, syncTime)
+	defer cancel()
+	g.setStep("writing its home to its volume")
+	defer g.setStep("")
+	if _, err := g.identity.client.Sync(ctx, connect.NewRequest(&v1.SyncRequest{})); err != nil {
+		k.log.Warn("a guest ends without having written its home to its volume", "guest", g.name, "error", err)
+	}
+}
+
+// report returns the host's volumes.
+func (k *volumeKeeper) report() (list []*v1.VolumeObserved) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for uid, v := range k.held {
+		list = append(list, &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message,
+			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes}})
+	}
+	slices.SortFunc(list, func(a, b *v1.VolumeObserved) int { return cmp.Compare(a.Uid, b.Uid) })
+	return list
+}

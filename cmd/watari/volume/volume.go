@@ -1,0 +1,183 @@
+// Package volume holds `watari volume`.
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+// New returns `watari volume`.
+func New(env *cli.Env) *cobra.Command {
+	command := cli.Noun(&cobra.Command{
+		Use:     "volume",
+		Aliases: []string{"volumes"},
+		Short:   "Volumes, on which files outlive clusters: create, list, show, delete",
+		Long: "A volume keeps a cluster's home on a host's disk. Without one, the home is in the memory of the cluster's first guest, and ends with it. " +
+			"All guests of the cluster see the same files, wherever they run. One cluster at a time uses a volume (`watari cluster create --volume`); " +
+			"the next one finds the files again.",
+	})
+	command.AddCommand(newCreate(env), newList(env), newShow(env), newDelete(env))
+	return command
+}
+
+func newCreate(env *cli.Env) *cobra.Command {
+	var size, host string
+	var detach bool
+	command := &cobra.Command{
+		Use:   "create VOLUME",
+		Short: "Make an empty volume",
+		Long: "Make an empty volume. A host makes its disk, which takes up room as files are written to it, --size at most. Without --host, it is one with " +
+			"much room that nobody has lent out. Ctrl-C ends only the waiting.",
+		Example: "  watari volume create data --size 50G\n  watari cluster create md --guests 4 --image mpi --volume data",
+		Args:    cli.Args("VOLUME"),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			if err := cli.CheckName("volume", args[0]); err != nil {
+				return err
+			}
+			bytes, err := output.ParseSize(size)
+			if err != nil {
+				return cli.Usagef("--size: %v", err)
+			}
+			response, err := c.CreateVolume(ctx, connect.NewRequest(&v1.CreateVolumeRequest{Name: args[0], SizeBytes: bytes, Host: host}))
+			if err != nil {
+				return fmt.Errorf("create volume %s: %w", args[0], err)
+			}
+			made := response.Msg.Volume
+			if !detach {
+				if made, err = follow(ctx, env, c, args[0]); err != nil {
+					return err
+				}
+			}
+			return env.Done(made, "volume %s of %s is %s", args[0], output.Size(made.GetSizeBytes()), strings.TrimSpace(output.State(made.GetState())+" "+on(made)))
+		}),
+	}
+	f := command.Flags()
+	f.StringVar(&size, "size", "", "how much it may hold, such as 50G")
+	f.StringVar(&host, "host", "", "host that is to have the disk (default: chosen)")
+	f.BoolVarP(&detach, "detach", "d", false, "return at once")
+	_ = command.MarkFlagRequired("size")
+	env.CompleteFlag(command, "host", cli.Hosts)
+	return command
+}
+
+// on says on which host a volume is; empty: on none.
+func on(v *v1.Volume) string {
+	if v.GetHost() == "" {
+		return ""
+	}
+	return "on host " + v.GetHost()
+}
+
+// follow shows a volume until it is ready.
+func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Volume, err error) {
+	lines := progress.New(env.Err)
+	err = c.Watch(ctx, "volume", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+		if now.Gone {
+			return false, errors.New("it was deleted")
+		}
+		last = now.Volume
+		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("volume %s: %s %s: %s", name, output.State(last.GetState()), on(last), last.GetMessage()), ": ")})
+		return last.GetState() != v1.VolumeState_VOLUME_STATE_PENDING, nil
+	})
+	if ctx.Err() != nil {
+		lines.Keep()
+		return nil, cli.Interruptedf("stopped waiting: volume %s is made in the background; see `watari volume show %s`", name, name)
+	}
+	lines.Clear()
+	if err != nil {
+		return nil, fmt.Errorf("wait for volume %s: %w", name, err)
+	}
+	return last, nil
+}
+
+func newList(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List volumes",
+		Example: "  watari volume list",
+		Args:    cli.Args(),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			list, err := client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{}, (*v1.ListVolumesResponse).GetVolumes)
+			if err != nil {
+				return fmt.Errorf("list volumes: %w", err)
+			}
+			return cli.ShowList(env, list, func(w io.Writer) {
+				if len(list) == 0 {
+					env.Notef("there is no volume; `watari volume create VOLUME --size 50G` makes one")
+					return
+				}
+				t := output.NewTable("NAME", "STATE", "SIZE", "ON DISK", "HOST", "CLUSTER", "OWNER", "MESSAGE")
+				for _, v := range list {
+					t.Row(v.GetMeta().GetName(), state(v), output.Size(v.GetSizeBytes()), output.Size(v.GetUsedBytes()), v.GetHost(), v.GetCluster(), v.GetMeta().GetOwner(), v.GetMessage())
+				}
+				t.Write(w)
+			})
+		}),
+	}
+}
+
+func state(v *v1.Volume) string {
+	if v.GetMeta().GetDeleting() != nil {
+		return "deleting"
+	}
+	return output.State(v.GetState())
+}
+
+func newShow(env *cli.Env) *cobra.Command {
+	return cli.Show[*v1.Volume]{Word: "VOLUME", Short: "Show a volume: where it is, and which cluster uses it",
+		Example: "  watari volume show data", Names: cli.Volumes, Get: get, Describe: describe}.Command(env)
+}
+
+// get fetches one volume.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Volume, error) {
+	return cli.Find("volume", name, func() ([]*v1.Volume, error) {
+		return client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{Name: name}, (*v1.ListVolumesResponse).GetVolumes)
+	})
+}
+
+func describe(w io.Writer, env *cli.Env, v *v1.Volume) {
+	output.Fields(w,
+		[2]string{"name", v.GetMeta().GetName()},
+		[2]string{"state", state(v)},
+		[2]string{"message", v.GetMessage()},
+		[2]string{"size", output.Size(v.GetSizeBytes())},
+		[2]string{"on disk", output.Size(v.GetUsedBytes())},
+		[2]string{"host", v.GetHost()},
+		[2]string{"cluster", v.GetCluster()},
+		[2]string{"owner", v.GetMeta().GetOwner()},
+		[2]string{"age", output.Age(env.Now(), v.GetMeta().GetCreated())},
+	)
+}
+
+func newDelete(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete VOLUME",
+		Aliases: []string{"rm"},
+		Short:   "Delete a volume that no cluster uses, with all its files",
+		Example: "  watari volume delete data",
+		Args:    cli.Args("VOLUME"), ValidArgsFunction: env.Complete(cli.Volumes),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			if err := cli.CheckName("volume", args[0]); err != nil {
+				return err
+			}
+			if _, err := c.DeleteVolume(ctx, connect.NewRequest(&v1.DeleteVolumeRequest{Name: args[0]})); err != nil {
+				return fmt.Errorf("delete volume %s: %w", args[0], err)
+			}
+			env.Notef("volume %s is deleted", args[0])
+			return nil
+		}),
+	}
+}

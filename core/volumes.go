@@ -1,0 +1,249 @@
+package core
+
+// volumes.go - volumes: which host has each, when it is ready, and which hosts may use it.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/dustin/go-humanize"
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// volumes takes a step for each volume.
+func (p *pass) volumes() {
+	var users map[string]*v1.Cluster
+	if len(p.Objects.Volumes) > 0 {
+		users = p.volumeUsers()
+	}
+	for _, name := range sortedKeys(p.Objects.Volumes) {
+		v := p.Objects.Volumes[name]
+		if p.full() {
+			return
+		}
+		if !p.changed(v) {
+			p.volume(v, users[name])
+		}
+	}
+	if !p.Objects.Held() {
+		p.adoptVolumes()
+	}
+}
+
+// adoptVolumes makes the records again of volumes that hosts have and the store does not know: an older copy of it was put back, or
+// their host was removed as lost and has joined again.
+func (p *pass) adoptVolumes() {
+	var known map[string]bool
+	for _, host := range sortedKeys(p.Hosts) {
+		report, _, connected := p.Observed(host)
+		if len(report.GetVolumes()) == 0 || !connected || !p.current(host) {
+			continue
+		}
+		if known == nil {
+			known = map[string]bool{}
+			for _, v := range p.working.Volumes {
+				known[v.Meta.Uid] = true
+			}
+		}
+		for _, o := range report.Volumes {
+			f := o.GetFacts()
+			if known[o.Uid] || CheckName("volume", f.GetName()) != nil || p.full() {
+				continue
+			}
+			known[o.Uid] = true
+			name := f.Name
+			for n := 2; p.working.Volumes[name] != nil; n++ {
+				name = fmt.Sprintf("%.30s-%d", f.Name, n)
+			}
+			var c Change
+			c.write(Create, &v1.Volume{Meta: &v1.Meta{Name: name, Uid: o.Uid, Owner: f.Owner, OwnerUid: f.OwnerUid}, SizeBytes: f.SizeBytes, Host: host,
+				State: v1.VolumeState_VOLUME_STATE_PENDING})
+			c.event(v1.Severity_SEVERITY_WARNING, "volume", name, "is known again: host %s has it", host)
+			p.propose("volume/"+name, c)
+		}
+	}
+}
+
+// volumeUsers returns the clusters that use volumes by their specifications, by the volumes' names. The records of the volumes say the
+// same, unless an older copy of the store was put back.
+func (p *pass) volumeUsers() map[string]*v1.Cluster {
+	users := map[string]*v1.Cluster{}
+	for name, c := range p.Clusters {
+		volume := c.GetSpec().GetVolume()
+		if before := users[volume]; volume != "" && c.Meta.GetDeleting() == nil && (before == nil || name < before.Meta.Name) {
+			users[volume] = c
+		}
+	}
+	return users
+}
+
+func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
+	name := v.Meta.Name
+	key := "volume/" + name
+	update := proto.CloneOf(v)
+	var c Change
+	if cluster := p.Clusters[v.Cluster]; v.Cluster != "" && cluster.GetMeta().GetUid() != v.ClusterUid {
+		update.Cluster, update.ClusterUid = "", ""
+	}
+	if v.Cluster == "" && v.Meta.Deleting == nil && user != nil && user.Meta.Owner == v.Meta.Owner {
+		update.Cluster, update.ClusterUid = user.Meta.Name, user.Meta.Uid
+		c.write(Expect, user)
+	}
+	report, _, connected := p.Observed(v.Host)
+	seen := volumeOn(report, v.Meta.Uid)
+	host := p.Hosts[v.Host]
+	switch {
+	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
+		c.write(Delete, proto.CloneOf(v))
+		p.propose(key, c)
+		return
+	case v.Meta.Deleting != nil:
+	case v.Host == "":
+		update.Host, update.Message = p.volumeHost(v)
+		if host := p.Hosts[update.Host]; host != nil {
+			c.write(Expect, host)
+			c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is made on host %s", update.Host)
+		}
+	case host == nil && v.State != v1.VolumeState_VOLUME_STATE_LOST:
+		update.State, update.Message = v1.VolumeState_VOLUME_STATE_LOST, fmt.Sprintf("host %s, which had it, was removed", v.Host)
+		c.event(v1.Severity_SEVERITY_ERROR, "volume", name, "is lost: %s", update.Message)
+	case host == nil:
+	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen.GetReady():
+		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
+		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is ready on host %s", v.Host)
+	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen != nil:
+		update.Message = seen.Message
+	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
+		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
+		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
+	}
+	if !proto.Equal(update, v) {
+		c.write(Update, update)
+		p.propose(key, c)
+	}
+}
+
+// volumeOn returns a host's report of a volume; nil: none.
+func volumeOn(report *v1.HostObserved, uid string) *v1.VolumeObserved {
+	for _, o := range report.GetVolumes() {
+		if o.Uid == uid {
+			return o
+		}
+	}
+	return nil
+}
+
+// volumeSlack is what a new volume must leave free of a host's disk, in bytes.
+const volumeSlack = 1 << 30
+
+// volumeHost chooses the host for a new volume: one that nobody has lent out, if there is one, with the most room. Otherwise it says
+// why there is none.
+func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
+	var room uint64
+	for _, name := range sortedKeys(p.Hosts) {
+		h := p.Hosts[name]
+		report, _, connected := p.Observed(name)
+		if !connected || h.Info == nil || h.Draining || h.Meta.Deleting != nil || !report.GetKeepsVolumes() {
+			continue
+		}
+		free := p.volumeRoom(name, report)
+		if free < v.SizeBytes+volumeSlack {
+			continue
+		}
+		lent, bestLent := h.Info.Lent, p.Hosts[best].GetInfo().GetLent()
+		if best == "" || bestLent && !lent || bestLent == lent && free > room {
+			best, room = name, free
+		}
+	}
+	if best == "" {
+		why = fmt.Sprintf("no host that is connected and keeps volumes has %s of disk free", humanize.IBytes(v.SizeBytes+volumeSlack))
+	}
+	return best, why
+}
+
+// volumeRoom returns how much of a host's disk is free, in bytes, if all its volumes were full.
+func (p *pass) volumeRoom(host string, report *v1.HostObserved) uint64 {
+	free := report.GetLoad().GetDiskAvailableBytes()
+	for _, v := range p.working.Volumes {
+		if v.Host == host {
+			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes)
+			free -= min(free, v.SizeBytes-used)
+		}
+	}
+	return free
+}
+
+// volumeOf returns the volume that a guest has; nil: none.
+func volumeOf(s *Objects, g *v1.Guest) *v1.Volume {
+	cluster := s.Clusters[g.Cluster]
+	if g.Index != 0 || cluster.GetSpec().GetVolume() == "" {
+		return nil
+	}
+	if v := s.Volumes[cluster.Spec.Volume]; v != nil && v.Cluster == g.Cluster && v.ClusterUid == cluster.Meta.Uid {
+		return v
+	}
+	return nil
+}
+
+// volumesOn returns the names of the volumes that a host has.
+func volumesOn(s *Objects, host string) (names []string) {
+	for _, name := range sortedKeys(s.Volumes) {
+		if s.Volumes[name].Host == host {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// lacksVolume says why a guest cannot be started yet; empty: it can, as far as its volume is concerned.
+func (p *pass) lacksVolume(g *v1.Guest) string {
+	name := p.Clusters[g.Cluster].GetSpec().GetVolume()
+	if g.Index != 0 || name == "" {
+		return ""
+	}
+	v := volumeOf(p.Objects, g)
+	switch {
+	case v == nil:
+		return fmt.Sprintf("volume %s, on which the home lies, no longer exists", name)
+	case v.State != v1.VolumeState_VOLUME_STATE_READY:
+		return fmt.Sprintf("volume %s is not ready: %s", name, cmp.Or(v.Message, "host "+v.Host+" makes it"))
+	}
+	if _, _, connected := p.Observed(v.Host); !connected {
+		return fmt.Sprintf("host %s, which has volume %s, is out of reach", v.Host, name)
+	}
+	return ""
+}
+
+// volumeSource says where a guest's volume is served; nil: it has none.
+func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
+	v := volumeOf(p.Objects, g)
+	if v == nil || p.Hosts[v.Host] == nil {
+		return nil
+	}
+	return &v1.VolumeSource{Uid: v.Meta.Uid, Host: blobPeers(p.Objects, []string{v.Host})[0]}
+}
+
+// volumeOrders returns a host's orders about its volumes.
+func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
+	for v := range p.index.volumesAt[host] {
+		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil,
+			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes}}
+		for g := range p.index.ofCluster[v.Cluster] {
+			if volumeOf(p.Objects, g) != v || g.Host == "" {
+				continue
+			}
+			readers := []string{g.Host}
+			if m := p.index.moves[g.Meta.Uid]; m != nil {
+				readers = append(readers, m.Source, m.Target)
+			}
+			slices.Sort(readers)
+			w.Readers = blobPeers(p.Objects, slices.Compact(readers))
+		}
+		list = append(list, w)
+	}
+	slices.SortFunc(list, func(a, b *v1.VolumeWanted) int { return cmp.Compare(a.Uid, b.Uid) })
+	return list
+}
