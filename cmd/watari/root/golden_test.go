@@ -74,6 +74,10 @@ var (
 				{Guest: "md-1", Host: "b1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:bb", Size: 110 << 20}, StateBytes: 500 << 20, Hosts: []string{"b1"}}}}},
 		{Meta: meta("md-c2"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_FAILED, Reason: "every 10m0s", Message: "host b1: no space left on device\x1b[2J", Started: ago(time.Minute), Ended: ago(time.Minute)},
 	}
+	volumes = []*v1.Volume{
+		{Meta: meta("data"), SizeBytes: 50 << 30, UsedBytes: 3 << 30, Host: "a2", State: v1.VolumeState_VOLUME_STATE_READY, Cluster: "md"},
+		{Meta: meta("scratch"), SizeBytes: 1 << 40, State: v1.VolumeState_VOLUME_STATE_PENDING, Message: "no host that is connected and keeps volumes has 1.0 TiB of disk free\x1b[2J"},
+	}
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
 )
 
@@ -119,6 +123,12 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.PlanCheckpointsResponse{Cluster: clusters[0]}, nil
 	case *v1.RestoreCheckpointRequest:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("checkpoint md-c2 cannot be restored: it is failed; host b1: no space left on device"))
+	case *v1.ListVolumesRequest:
+		return &v1.ListVolumesResponse{Volumes: named(volumes, r.Name)}, nil
+	case *v1.CreateVolumeRequest:
+		return &v1.CreateVolumeResponse{Volume: volumes[1]}, nil
+	case *v1.DeleteVolumeRequest:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("cluster md uses volume data; delete the cluster first (`watari cluster delete md`)"))
 	case *v1.SpareHostRequest:
 		return &v1.SpareHostResponse{Host: hosts[1]}, nil
 	case *v1.ListUsersRequest:

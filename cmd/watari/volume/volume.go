@@ -46,6 +46,9 @@ func newCreate(env *cli.Env) *cobra.Command {
 			if err := cli.CheckName("volume", args[0]); err != nil {
 				return err
 			}
+			if size == "" {
+				return cli.Usagef("--size is missing: say how much the volume may hold, such as --size 50G")
+			}
 			bytes, err := output.ParseSize(size)
 			if err != nil {
 				return cli.Usagef("--size: %v", err)
@@ -67,7 +70,6 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringVar(&size, "size", "", "how much it may hold, such as 50G")
 	f.StringVar(&host, "host", "", "host that is to have the disk (default: chosen)")
 	f.BoolVarP(&detach, "detach", "d", false, "return at once")
-	_ = command.MarkFlagRequired("size")
 	env.CompleteFlag(command, "host", cli.Hosts)
 	return command
 }
