@@ -23,8 +23,8 @@ const (
 	// volumePatience is for how many seconds QEMU keeps the guest's requests while the socket does not answer: the agent or the volume's
 	// host may be away. A guest that gets errors instead cannot go on, so it is long.
 	volumePatience = 7 * 24 * 60 * 60
-	// volumeOpening is for how many seconds QEMU tries to open the disk.
-	volumeOpening = 20
+	// volumeOpening is for how many seconds QEMU tries to open the disk when it starts. A move to a host that does not reach it fails then.
+	volumeOpening = 3
 )
 
 // VolumeSocket returns the path of the socket at which a guest's volume is served. It is the same on all hosts. It fails with
