@@ -250,7 +250,7 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 		err = disk.Delete()
 	} else {
 		err = errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711))
-		if err == nil {
+		if err == nil && w.Make {
 			err = volume.Create(ctx, k.folder, w.Uid, v.facts, user)
 		}
 		if err == nil {

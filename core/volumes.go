@@ -229,7 +229,7 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
-		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil,
+		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes}}
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {

@@ -57,13 +57,16 @@ func TestAVolumeIsMadeOnAHostThatIsNotLent(t *testing.T) {
 	if v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_PENDING {
 		t.Fatalf("it is %v", v)
 	}
-	if w := h.pass(0)["a2"].Volumes; len(w) != 1 || w[0].Uid != "uid-data" || w[0].Discard || w[0].Facts.GetOwner() != "ann" || len(w[0].Readers) != 0 {
+	if w := h.pass(0)["a2"].Volumes; len(w) != 1 || w[0].Uid != "uid-data" || w[0].Discard || !w[0].Make || w[0].Facts.GetOwner() != "ann" || len(w[0].Readers) != 0 {
 		t.Errorf("a2's orders are %v", w)
 	}
 	h.has("a2", v, 1<<30)
 	h.pass(time.Second)
 	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_READY {
 		t.Errorf("it is %v", v)
+	}
+	if w := h.pass(0)["a2"].Volumes; len(w) != 1 || w[0].Make {
+		t.Errorf("a disk that was ready once may be made anew: %v", w)
 	}
 	// 10 GiB are free, of which data may still take 3.
 	if v := h.created("more", 6<<30+1<<20); v.Host != "a1" {

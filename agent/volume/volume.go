@@ -161,6 +161,9 @@ func (d *Disk) Serve(ctx context.Context, user User) error {
 		return nil
 	}
 	d.kill() // one that does not answer
+	if _, err := os.Stat(d.dir); err != nil {
+		return fmt.Errorf("serve a volume: its disk is missing: %w; is the file system mounted on which it lies?", err)
+	}
 	if err := errors.Join(os.RemoveAll(d.run), os.MkdirAll(d.run, 0o700), os.Chown(d.run, user.UID, user.GID)); err != nil {
 		return err
 	}
@@ -232,7 +235,11 @@ func (d *Disk) Delete() error {
 		m.Close()
 	}
 	d.kill()
-	return errors.Join(os.RemoveAll(d.run), os.RemoveAll(d.dir))
+	gone := d.dir + partName // List removes the rest after a crash
+	if err := os.Rename(d.dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return errors.Join(os.RemoveAll(d.run), os.RemoveAll(gone))
 }
 
 // UsedBytes returns how much of the host's disk the volume takes.

@@ -32,6 +32,9 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	if found, err := List(folder); err != nil || len(found) != 1 || found[uid] != facts {
 		t.Fatalf("there are %v, %v", found, err)
 	}
+	if err := Open(folder, run, "another").Serve(ctx, user); err == nil || !strings.Contains(err.Error(), "its disk is missing") {
+		t.Errorf("a missing disk is served: %v", err)
+	}
 	d := Open(folder, run, uid)
 	t.Cleanup(func() { _ = d.Delete() })
 	if used := d.UsedBytes(); used == 0 || used > 64<<20 {

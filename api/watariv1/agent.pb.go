@@ -909,6 +909,7 @@ type VolumeWanted struct {
 	Facts   *VolumeFacts           `protobuf:"bytes,3,opt,name=facts,proto3" json:"facts,omitempty"`
 	// readers are the hosts that may use the disk: where the guest runs or arrives. All other hosts' connections end.
 	Readers       []*BlobPeer `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
+	Make          bool        `protobuf:"varint,5,opt,name=make,proto3" json:"make,omitempty"` // make an empty disk if there is none. A disk that was ready once and is missing is never made anew.
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -969,6 +970,13 @@ func (x *VolumeWanted) GetReaders() []*BlobPeer {
 		return x.Readers
 	}
 	return nil
+}
+
+func (x *VolumeWanted) GetMake() bool {
+	if x != nil {
+		return x.Make
+	}
+	return false
 }
 
 // RestoreOrder names the file from which a guest is restored. The host fetches it as HostWanted.checkpoints says.
@@ -3016,12 +3024,13 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06volume\x18\x10 \x01(\v2\x17.watari.v1.VolumeSourceR\x06volume\"I\n" +
 	"\fVolumeSource\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12'\n" +
-	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\x97\x01\n" +
+	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\xab\x01\n" +
 	"\fVolumeWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\adiscard\x18\x02 \x01(\bR\adiscard\x12,\n" +
 	"\x05facts\x18\x03 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12-\n" +
-	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\"\x84\x01\n" +
+	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\x12\x12\n" +
+	"\x04make\x18\x05 \x01(\bR\x04make\"\x84\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
