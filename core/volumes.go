@@ -211,8 +211,12 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	case v.State != v1.VolumeState_VOLUME_STATE_READY:
 		return fmt.Sprintf("volume %s is not ready: %s", name, cmp.Or(v.Message, "host "+v.Host+" makes it"))
 	}
-	if _, _, connected := p.Observed(v.Host); !connected {
+	report, _, connected := p.Observed(v.Host)
+	if !connected {
 		return fmt.Sprintf("host %s, which has volume %s, is out of reach", v.Host, name)
+	}
+	if seen := volumeOn(report, v.Meta.Uid); !seen.GetReady() {
+		return fmt.Sprintf("host %s does not serve volume %s: %s", v.Host, name, cmp.Or(seen.GetMessage(), "it is about to"))
 	}
 	return ""
 }

@@ -148,6 +148,12 @@ func TestAGuestWaitsForItsVolume(t *testing.T) {
 		t.Errorf("md-1 is %v", g)
 	}
 	h.away = nil
+	h.volumes["a2"][0].Ready, h.volumes["a2"][0].Message = false, "its disk is missing"
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-0"]; g.Host != "" || g.Message != "host a2 does not serve volume data: its disk is missing" {
+		t.Errorf("md-0 is %v", g)
+	}
+	h.volumes["a2"][0].Ready = true
 	h.pass(time.Second)
 	if g := h.objects.Guests["md-0"]; g.Host == "" {
 		t.Errorf("when the host is back, md-0 is %v", g)
