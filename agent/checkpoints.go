@@ -72,14 +72,15 @@ type checkpointKeeper struct {
 	log   *slog.Logger
 
 	mu       sync.Mutex
-	cuts     map[string]*cut // that are being made, or have failed; by checkpoint
+	cuts     map[string]*cut         // that are being made, or have failed; by checkpoint
+	copies   map[fileKey]*volumeCopy // the same, of volumes
 	files    map[fileKey]savedFile
 	fetching map[fileKey]context.CancelFunc
 }
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}}
 	k.load()
 	return k
 }
@@ -128,20 +129,31 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 		}
 		key := fileKey{w.CheckpointId, w.GuestUid}
 		c := k.cuts[w.CheckpointId]
+		_, whole := k.files[key]
 		switch w.Order {
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
-			if _, whole := k.files[key]; c == nil && !whole {
+			switch {
+			case whole:
+			case w.Volume && k.copies[key] == nil:
+				k.copies[key] = beginCopy(k, key, w)
+			case !w.Volume && c == nil:
 				begin[w.CheckpointId] = append(begin[w.CheckpointId], w)
 			}
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
-			if _, whole := k.files[key]; whole {
-				continue
-			}
-			if c == nil { // its agent has died
+			switch {
+			case whole:
+			case w.Volume && k.copies[key] == nil:
+				k.copies[key] = &volumeCopy{key: key, over: true, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: agentIsNew}
+			case w.Volume && k.copies[key].over: // it has failed
+			case w.Volume:
+				k.copies[key].set(w.Order)
+			case c == nil: // its agent has died
 				c = &cut{keeper: k, id: w.CheckpointId, over: true}
 				k.cuts[w.CheckpointId] = c
+				c.take(w)
+			default:
+				c.take(w)
 			}
-			c.take(w)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
 			kept[key] = true
 			k.keep(key, w)
@@ -231,8 +243,26 @@ func (k *checkpointKeeper) describe(key fileKey, f savedFile) error {
 	return writeFile(k.path(key)+descriptionSuffix, text)
 }
 
+// describeNew describes a file that was made here, so that other hosts can fetch it.
+func (k *checkpointKeeper) describeNew(key fileKey, f savedFile) error {
+	if err := k.describe(key, f); err != nil {
+		return err
+	}
+	if err := k.agent.images.Adopt(f.File.Digest, k.path(key)); err != nil {
+		k.log.Warn("a file of a checkpoint stays on one host", "checkpoint", key.checkpoint, "guest", key.guest, "error", err)
+	}
+	return nil
+}
+
 // discard ends the making of a checkpoint, and removes a file. k.mu is held.
 func (k *checkpointKeeper) discard(key fileKey) {
+	if c := k.copies[key]; c != nil {
+		if !c.over {
+			c.cancel()
+			return
+		}
+		delete(k.copies, key)
+	}
 	if c := k.cuts[key.checkpoint]; c != nil {
 		if !c.over {
 			c.cancel()
@@ -268,6 +298,9 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 	defer k.mu.Unlock()
 	for _, c := range k.cuts {
 		list = append(list, c.report()...)
+	}
+	for _, c := range k.copies {
+		list = append(list, c.report())
 	}
 	for key, f := range k.files {
 		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: f.Epoch,
@@ -317,27 +350,40 @@ func (k *checkpointKeeper) taking(uid string) bool {
 
 // restore creates a guest's paused domain from a file of a checkpoint.
 func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWanted) error {
-	key := fileKey{w.Restore.CheckpointId, w.Uid}
-	k.mu.Lock()
-	f := k.files[key]
-	k.mu.Unlock()
-	identity, err := age.ParseX25519Identity(w.Restore.Key)
-	if err != nil {
-		return fmt.Errorf("restore guest %s: %w", w.Name, err)
-	}
 	g.setStep("reading its checkpoint")
 	plain := filepath.Join(k.agent.records.GuestDir(g.uid), "restore.state")
 	defer os.Remove(plain)
-	if err := checkpoint.Read(ctx, k.path(key), f.File, identity, plain); err != nil {
-		if errors.Is(err, checkpoint.ErrDamaged) {
-			k.mu.Lock()
-			k.remove(key) // another host may have it whole
-			k.mu.Unlock()
-		}
+	if err := k.read(ctx, w.Restore, w.Uid, plain); err != nil {
 		return fmt.Errorf("restore guest %s: %w", w.Name, err)
 	}
 	g.setStep("restoring it")
 	return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
+}
+
+// read writes the state in the file of a guest or a volume to a file of its own. A damaged file is removed.
+func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid, to string) error {
+	key := fileKey{from.CheckpointId, uid}
+	k.mu.Lock()
+	f := k.files[key]
+	k.mu.Unlock()
+	identity, err := age.ParseX25519Identity(from.Key)
+	if err != nil {
+		return err
+	}
+	if err = checkpoint.Read(ctx, k.path(key), f.File, identity, to); errors.Is(err, checkpoint.ErrDamaged) {
+		k.mu.Lock()
+		k.remove(key) // another host may have it whole
+		k.mu.Unlock()
+	}
+	return err
+}
+
+// has reports whether the file of a guest or a volume, from which that is restored, is here.
+func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f, whole := k.files[fileKey{from.CheckpointId, uid}]
+	return whole && f.File.Digest == from.GetFile().GetBlob().GetDigest()
 }
 
 // awaitFile waits until the file from which a guest is restored is here.
@@ -345,13 +391,9 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 	if k.agent.config.Saver == nil {
 		return errors.New("this host cannot restore guests")
 	}
-	key := fileKey{w.Restore.CheckpointId, w.Uid}
 	step("fetching its checkpoint")
 	for {
-		k.mu.Lock()
-		f, whole := k.files[key]
-		k.mu.Unlock()
-		if whole && f.File.Digest == w.Restore.GetFile().GetBlob().GetDigest() {
+		if k.has(w.Restore, w.Uid) {
 			return nil
 		}
 		select {

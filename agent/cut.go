@@ -48,17 +48,56 @@ type cut struct {
 	id      string
 	members []*member
 	cancel  context.CancelFunc
-	ordered chan struct{} // has a token when order has changed
+	*ordered
 
 	// Under checkpointKeeper.mu.
+	over bool // nothing of it is under way
+}
+
+// ordered is the latest order about a checkpoint that is being made.
+type ordered struct {
+	mu    *sync.Mutex // checkpointKeeper's
 	order v1.CheckpointOrder
-	over  bool // nothing of it is under way
+	token chan struct{} // there is one when order has changed
+}
+
+func newOrdered(k *checkpointKeeper) *ordered {
+	return &ordered{mu: &k.mu, order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, token: make(chan struct{}, 1)}
+}
+
+// set takes up an order; mu is held. Orders that come too late change nothing.
+func (o *ordered) set(order v1.CheckpointOrder) {
+	if order > o.order {
+		o.order = order
+		poke(o.token)
+	}
+}
+
+// await waits for an order.
+func (o *ordered) await(ctx context.Context, order v1.CheckpointOrder, limit time.Duration) error {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	for {
+		o.mu.Lock()
+		now := o.order
+		o.mu.Unlock()
+		if now >= order {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-late.C:
+			return fmt.Errorf("the manager's next order did not come within %s", limit)
+		case <-o.token:
+		}
+	}
 }
 
 // beginCut begins a checkpoint of the guests in the orders. k.mu is held.
 func beginCut(k *checkpointKeeper, id string, orders []*v1.CheckpointWanted) *cut {
 	ctx, cancel := context.WithCancel(k.agent.ctx)
-	c := &cut{keeper: k, id: id, cancel: cancel, ordered: make(chan struct{}, 1), order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE}
+	c := &cut{keeper: k, id: id, cancel: cancel, ordered: newOrdered(k)}
 	for _, w := range orders {
 		c.members = append(c.members, &member{wanted: w})
 	}
@@ -78,14 +117,14 @@ func (c *cut) take(w *v1.CheckpointWanted) {
 				return
 			}
 		}
-		c.members = append(c.members, &member{wanted: w, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: "its agent was started anew meanwhile"})
+		c.members = append(c.members, &member{wanted: w, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: agentIsNew})
 		return
 	}
-	if w.Order > c.order {
-		c.order = w.Order
-		poke(c.ordered)
-	}
+	c.set(w.Order)
 }
+
+// agentIsNew is why a checkpoint has failed of which this agent knows nothing.
+const agentIsNew = "its agent was started anew meanwhile"
 
 // report returns the guests' states. k.mu is held.
 func (c *cut) report() (list []*v1.CheckpointObserved) {
@@ -157,11 +196,8 @@ func (m *member) saved() savedFile {
 // describe writes the descriptions of the files, which makes them whole.
 func (c *cut) describe() error {
 	for _, m := range c.members {
-		if err := c.keeper.describe(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
+		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
-		}
-		if err := c.keeper.agent.images.Adopt(m.file.Digest, c.keeper.path(fileKey{c.id, m.wanted.GuestUid})); err != nil {
-			c.keeper.log.Warn("a checkpoint stays on one host", "checkpoint", c.id, "guest", m.wanted.Guest, "error", err)
 		}
 	}
 	return nil
@@ -228,27 +264,6 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 		guests = append(guests, hold.Guest{UID: m.wanted.GuestUid, Pipe: m.pipe})
 	}
 	return hold.Start(saver.Holder(guests), holderTime)
-}
-
-// await waits for an order.
-func (c *cut) await(ctx context.Context, order v1.CheckpointOrder, limit time.Duration) error {
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	for {
-		c.keeper.mu.Lock()
-		now := c.order
-		c.keeper.mu.Unlock()
-		if now >= order {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-late.C:
-			return fmt.Errorf("the manager's next order did not come within %s", limit)
-		case <-c.ordered:
-		}
-	}
 }
 
 // writing is the writing of the guests' states.

@@ -210,7 +210,7 @@ func (k *volumeKeeper) step(ctx context.Context) {
 			continue
 		}
 		if v == nil {
-			v = &heldVolume{facts: volume.Facts{Name: w.Facts.GetName(), Owner: w.Facts.GetOwner(), OwnerUID: w.Facts.GetOwnerUid(), SizeBytes: w.Facts.GetSizeBytes()}, message: "its disk is being made"}
+			v = &heldVolume{facts: volumeFacts(w.Facts), message: "its disk is being made"}
 			k.held[w.Uid] = v
 		}
 		v.working = true
@@ -250,7 +250,11 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 		err = disk.Delete()
 	} else {
 		err = errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711))
-		if err == nil && w.Make {
+		switch {
+		case err != nil:
+		case w.Restore != nil:
+			err = k.restore(ctx, w, v, user)
+		case w.Make:
 			err = volume.Create(ctx, k.folder, w.Uid, v.facts, user)
 		}
 		if err == nil {
@@ -275,6 +279,36 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if changed {
 		k.agent.publish()
 	}
+}
+
+// restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses it meanwhile: the manager names no reader before
+// the host reports the restore.
+func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) error {
+	if i := slices.Index(v.facts.Restored, w.Restore.Id); i >= 0 {
+		if i < len(v.facts.Restored)-1 {
+			return fmt.Errorf("it was put back to another checkpoint since: restore the cluster again (`watari checkpoint restore`)")
+		}
+		return nil
+	}
+	k.mu.Lock()
+	v.ready = false
+	k.mu.Unlock()
+	if !k.agent.checkpoints.has(w.Restore, w.Uid) {
+		return errors.New("its checkpoint is being fetched")
+	}
+	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
+	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	v.facts = facts
+	k.mu.Unlock()
+	return nil
+}
+
+func volumeFacts(f *v1.VolumeFacts) volume.Facts {
+	return volume.Facts{Name: f.GetName(), Owner: f.GetOwner(), OwnerUID: f.GetOwnerUid(), SizeBytes: f.GetSizeBytes(), Generation: f.GetGeneration()}
 }
 
 // open listens at the socket of a guest's volume.
@@ -423,8 +457,12 @@ func (k *volumeKeeper) report() (list []*v1.VolumeObserved) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for uid, v := range k.held {
-		list = append(list, &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message,
-			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes}})
+		o := &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message,
+			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes, Generation: v.facts.Generation}}
+		if n := len(v.facts.Restored); n > 0 {
+			o.Restored = v.facts.Restored[n-1]
+		}
+		list = append(list, o)
 	}
 	slices.SortFunc(list, func(a, b *v1.VolumeObserved) int { return cmp.Compare(a.Uid, b.Uid) })
 	return list

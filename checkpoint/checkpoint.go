@@ -3,11 +3,13 @@
 // lists the states and each host's orders in them.
 //
 // Two invariants hold whatever fails. In a checkpoint that is done, every guest stood from a moment before the first
-// guest's snapshot until its own snapshot. No guest stands for long: its host lets it go on if its snapshot is late.
+// guest's snapshot until its own snapshot, and while the copy of the volume began. No guest stands for long: its host lets it
+// go on if its snapshot is late.
 package checkpoint
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -18,6 +20,7 @@ const (
 	PendingWait = 10 * time.Minute // for guests to run and moves to end
 	PrepareWait = time.Minute
 	StopWait    = 2 * time.Second
+	FreezeWait  = time.Second
 	TakeWait    = 5 * time.Second
 	// StandLimit is how long a host lets a guest stand. It is longer than StopWait, so that a slow host does not make
 	// the others let their guests go on while the manager still waits for it.
@@ -26,7 +29,7 @@ const (
 	AwayWait = time.Minute
 )
 
-// Member is a guest of the checkpoint, as the manager knows it.
+// Member is a guest of the checkpoint, as the manager knows it, or the volume: of that, Running is that its host serves it.
 type Member struct {
 	// Connected: its host is. Away is how long it has not been.
 	Connected bool
@@ -44,6 +47,8 @@ type Member struct {
 // Observed is the input of a step besides the record. Members are in the record's order.
 type Observed struct {
 	Members []Member
+	// Volume is the record's volume; nil: it has none.
+	Volume *Member
 	// InState is how long the record has been in its state.
 	InState time.Duration
 	// Unwanted: the cluster is being deleted or stopped, or a guest has to move at once.
@@ -59,19 +64,38 @@ type Decision struct {
 }
 
 // Ended reports whether a state is final.
-func Ended(state v1.CheckpointState) bool { return state >= v1.CheckpointState_CHECKPOINT_STATE_DONE }
+func Ended(state v1.CheckpointState) bool {
+	switch state {
+	case v1.CheckpointState_CHECKPOINT_STATE_DONE, v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED,
+		v1.CheckpointState_CHECKPOINT_STATE_DAMAGED:
+		return true
+	}
+	return false
+}
 
 // HoldsMoves reports whether no move of the cluster's guests may begin in a state.
 func HoldsMoves(state v1.CheckpointState) bool {
-	return state >= v1.CheckpointState_CHECKPOINT_STATE_PREPARING && !Ended(state)
+	return state > v1.CheckpointState_CHECKPOINT_STATE_PENDING && !Ended(state)
 }
 
-// Order returns what the hosts are ordered to do in a state.
+// VolumeOrder returns what the volume's host is ordered to do in a state: it begins a copy while the guests stand, and is not
+// stopped itself.
+func VolumeOrder(state v1.CheckpointState) v1.CheckpointOrder {
+	switch state {
+	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE
+	case v1.CheckpointState_CHECKPOINT_STATE_FREEZING:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE
+	}
+	return Order(state)
+}
+
+// Order returns what the hosts are ordered to do about guests in a state.
 func Order(state v1.CheckpointState) v1.CheckpointOrder {
 	switch state {
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
 		return v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE
-	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING:
+	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING, v1.CheckpointState_CHECKPOINT_STATE_FREEZING:
 		return v1.CheckpointOrder_CHECKPOINT_ORDER_STOP
 	case v1.CheckpointState_CHECKPOINT_STATE_TAKING, v1.CheckpointState_CHECKPOINT_STATE_WRITING:
 		return v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE
@@ -85,22 +109,52 @@ func Order(state v1.CheckpointState) v1.CheckpointOrder {
 
 // stage is what a state waits for.
 type stage struct {
-	phase v1.CheckpointPhase // that all members must have reached
-	next  v1.CheckpointState
-	limit time.Duration // of the state; 0: none
-	away  time.Duration // for which a host may be disconnected
-	doing string
+	guests v1.CheckpointPhase // that all guests must have reached
+	volume v1.CheckpointPhase // that the volume must have reached
+	next   v1.CheckpointState
+	limit  time.Duration // of the state; 0: none
+	away   time.Duration // for which a host may be disconnected
+	doing  string
 }
 
+const (
+	ready   = v1.CheckpointPhase_CHECKPOINT_PHASE_READY
+	stopped = v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED
+	taken   = v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN
+	written = v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN
+)
+
 var stages = map[v1.CheckpointState]stage{
-	v1.CheckpointState_CHECKPOINT_STATE_PREPARING: {v1.CheckpointPhase_CHECKPOINT_PHASE_READY,
-		v1.CheckpointState_CHECKPOINT_STATE_STOPPING, PrepareWait, 0, "make ready"},
-	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED,
-		v1.CheckpointState_CHECKPOINT_STATE_TAKING, StopWait, 0, "stop it"},
-	v1.CheckpointState_CHECKPOINT_STATE_TAKING: {v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN,
-		v1.CheckpointState_CHECKPOINT_STATE_WRITING, TakeWait, TakeWait, "take its state"},
-	v1.CheckpointState_CHECKPOINT_STATE_WRITING: {v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN,
-		v1.CheckpointState_CHECKPOINT_STATE_DONE, 0, AwayWait, "write its file"},
+	v1.CheckpointState_CHECKPOINT_STATE_PREPARING: {ready, ready, v1.CheckpointState_CHECKPOINT_STATE_STOPPING, PrepareWait, 0, "make ready"},
+	v1.CheckpointState_CHECKPOINT_STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_FREEZING, StopWait, 0, "stop it"},
+	v1.CheckpointState_CHECKPOINT_STATE_FREEZING:  {stopped, taken, v1.CheckpointState_CHECKPOINT_STATE_TAKING, FreezeWait, 0, "begin a copy of it"},
+	v1.CheckpointState_CHECKPOINT_STATE_TAKING:    {taken, taken, v1.CheckpointState_CHECKPOINT_STATE_WRITING, TakeWait, TakeWait, "take its state"},
+	v1.CheckpointState_CHECKPOINT_STATE_WRITING:   {written, written, v1.CheckpointState_CHECKPOINT_STATE_DONE, 0, AwayWait, "write its file"},
+}
+
+// part is a guest of a checkpoint, or its volume.
+type part struct {
+	Member
+	record *v1.CheckpointMember
+	volume bool
+}
+
+func (p part) String() string {
+	if p.volume {
+		return "volume " + p.record.GetGuest()
+	}
+	return "guest " + p.record.GetGuest()
+}
+
+// parts returns the guests of a checkpoint, and its volume.
+func parts(c *v1.Checkpoint, o Observed) (list []part) {
+	for i, m := range o.Members {
+		list = append(list, part{m, c.Members[i], false})
+	}
+	if o.Volume != nil {
+		list = append(list, part{*o.Volume, c.Volume, true})
+	}
+	return list
 }
 
 // Step decides the next state of a checkpoint.
@@ -113,9 +167,9 @@ func Step(c *v1.Checkpoint, o Observed) Decision {
 	case o.Unwanted:
 		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the cluster's guests are being stopped or moved"}
 	}
-	for i, m := range o.Members {
-		if m.Ended {
-			return failed("guest %s ended on %s", c.Members[i].Guest, c.Members[i].Host)
+	for _, p := range parts(c, o) {
+		if p.Ended {
+			return failed("%s ended on %s", p, p.record.Host)
 		}
 	}
 	if c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING {
@@ -130,14 +184,16 @@ func failed(format string, a ...any) Decision {
 
 func pending(c *v1.Checkpoint, o Observed) Decision {
 	waits := ""
-	for i, m := range o.Members {
-		switch guest := c.Members[i]; {
-		case m.Moving:
-			waits = fmt.Sprintf("waits until the move of guest %s has ended", guest.Guest)
-		case !m.Connected && guest.Host != "":
-			waits = fmt.Sprintf("waits for host %s to be connected", guest.Host)
-		case !m.Running:
-			waits = fmt.Sprintf("waits for guest %s to run", guest.Guest)
+	for _, p := range parts(c, o) {
+		switch {
+		case p.Moving:
+			waits = fmt.Sprintf("waits until the move of %s has ended", p)
+		case !p.Connected && p.record.Host != "":
+			waits = fmt.Sprintf("waits for host %s to be connected", p.record.Host)
+		case !p.Running && p.volume:
+			waits = fmt.Sprintf("waits for %s to be served", p)
+		case !p.Running:
+			waits = fmt.Sprintf("waits for %s to run", p)
 		}
 	}
 	switch {
@@ -151,32 +207,47 @@ func pending(c *v1.Checkpoint, o Observed) Decision {
 	return Decision{c.State, waits}
 }
 
-// proceed waits until all members have reached the stage's phase.
+// proceed waits until all parts have reached the stage's phases.
 func proceed(c *v1.Checkpoint, o Observed, s stage) Decision {
 	message := ""
-	for i, m := range o.Members {
-		guest := c.Members[i]
-		switch phase := m.Report.GetPhase(); {
-		case phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED:
-			return failed("host %s, guest %s: %s", guest.Host, guest.Guest, m.Report.Message)
-		case phase >= s.phase:
-			continue
-		case !m.Connected && m.Away > s.away:
-			return failed("host %s is not reachable", guest.Host)
-		case s.limit > 0 && o.InState > s.limit:
-			return failed("guest %s: host %s did not %s within %s", guest.Guest, guest.Host, s.doing, s.limit)
+	for _, p := range parts(c, o) {
+		wanted := s.guests
+		if p.volume {
+			wanted = s.volume
 		}
-		message = fmt.Sprintf("guest %s: waits for host %s to %s", guest.Guest, guest.Host, s.doing)
+		switch phase := p.Report.GetPhase(); {
+		case phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED:
+			return failed("host %s, %s: %s", p.record.Host, p, p.Report.Message)
+		case phase >= wanted:
+			continue
+		case !p.Connected && p.Away > s.away:
+			return failed("host %s is not reachable", p.record.Host)
+		case s.limit > 0 && o.InState > s.limit:
+			return failed("%s: host %s did not %s within %s", p, p.record.Host, s.doing, s.limit)
+		}
+		message = fmt.Sprintf("%s: waits for host %s to %s", p, p.record.Host, s.doing)
 	}
 	if message != "" {
 		return Decision{c.State, message}
 	}
-	return Decision{State: s.next}
+	next := s.next
+	if next == v1.CheckpointState_CHECKPOINT_STATE_FREEZING && o.Volume == nil {
+		next = stages[next].next
+	}
+	return Decision{State: next}
+}
+
+// Files returns the parts of a checkpoint that have a file each: its guests, and its volume if there is one.
+func Files(c *v1.Checkpoint) []*v1.CheckpointMember {
+	if c.GetVolume() == nil {
+		return c.GetMembers()
+	}
+	return append(slices.Clone(c.Members), c.Volume)
 }
 
 // Bytes returns the size of a checkpoint's files, bytes, each counted once however many hosts have it.
 func Bytes(c *v1.Checkpoint) (bytes uint64) {
-	for _, m := range c.GetMembers() {
+	for _, m := range Files(c) {
 		bytes += m.GetFile().GetBlob().GetSize()
 	}
 	return bytes

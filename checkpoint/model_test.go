@@ -7,7 +7,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// The model: two hosts with a guest each. Orders and reports are delivered late, or again, or never; agents, the
+// The model: two hosts with a guest each, or one with a guest and one with its volume. Orders and reports are delivered late, or again, or never; agents, the
 // processes that stop guests (holders), guests and hosts die at any moment; a holder's time is over at any moment. All
 // orders of events are explored. A checkpoint is never done unless its cut is consistent, and once nothing fails any
 // more, every guest that lives runs, and the record has ended.
@@ -48,6 +48,7 @@ type modelHost struct {
 	written  bool // the file is on disk
 	agent    bool // it lives
 	dead     bool // the host is
+	volume   bool // the host has the volume, and no guest; snapshot is that of the copy
 	phase    v1.CheckpointPhase
 	order    v1.CheckpointOrder // last delivered
 	heard    v1.CheckpointPhase // last reported
@@ -59,9 +60,8 @@ type world struct {
 	hosts  [2]modelHost
 }
 
-func newWorld() world {
-	h := modelHost{agent: true}
-	return world{state: v1.CheckpointState_CHECKPOINT_STATE_PENDING, hosts: [2]modelHost{h, h}}
+func newWorld(volume bool) world {
+	return world{state: v1.CheckpointState_CHECKPOINT_STATE_PENDING, hosts: [2]modelHost{{agent: true}, {agent: true, volume: volume}}}
 }
 
 // act lets the agent of a host carry out one act for its order.
@@ -80,6 +80,10 @@ func (w *world) act(i int) {
 	}
 	if h.written && h.order == v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE {
 		h.phase = v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN
+		return
+	}
+	if h.volume {
+		w.actOnVolume(i, fail)
 		return
 	}
 	// The agent sees the death of its holder, and of the guest.
@@ -105,6 +109,28 @@ func (w *world) act(i int) {
 	case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
 		fail()
 		h.written = false
+	}
+}
+
+// actOnVolume lets the agent of the volume's host carry out one act.
+func (w *world) actOnVolume(i int, fail func()) {
+	h := &w.hosts[i]
+	switch {
+	case h.order == v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
+		fail()
+		h.written = false
+	case h.phase == 0 && h.order == v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+		h.phase = ready
+	case h.order != v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
+	case h.phase == 0:
+		fail()
+	case h.phase == ready:
+		h.phase, h.snapshot = taken, bad
+		if w.hosts[1-i].guest == stands {
+			h.snapshot = good
+		}
+	case h.phase == taken:
+		h.phase, h.written = written, true
 	}
 }
 
@@ -168,17 +194,27 @@ func (h *modelHost) startAgent() {
 }
 
 func (h *modelHost) deliver(state v1.CheckpointState) {
-	if h.agent {
+	switch {
+	case !h.agent:
+	case h.volume:
+		h.order = VolumeOrder(state)
+	default:
 		h.order = Order(state)
 	}
 }
 
 func (w *world) step(t *testing.T, patience time.Duration) {
-	c := &v1.Checkpoint{State: w.state, Cancel: w.cancel, Members: []*v1.CheckpointMember{{Guest: "md-0", Host: "a1"}, {Guest: "md-1", Host: "b1"}}}
+	c := &v1.Checkpoint{State: w.state, Cancel: w.cancel}
 	o := Observed{Turn: true, InState: patience}
-	for _, h := range w.hosts {
-		o.Members = append(o.Members, Member{Connected: h.agent, Away: patience, Ended: h.dead, Running: h.guest == runs,
-			Report: &v1.CheckpointObserved{Phase: h.heard}})
+	for i, h := range w.hosts {
+		seen := Member{Connected: h.agent, Away: patience, Ended: h.dead, Running: h.guest == runs,
+			Report: &v1.CheckpointObserved{Phase: h.heard}}
+		record := &v1.CheckpointMember{Guest: []string{"md-0", "md-1"}[i], Host: []string{"a1", "b1"}[i]}
+		if h.volume {
+			c.Volume, o.Volume = record, &seen
+			continue
+		}
+		c.Members, o.Members = append(c.Members, record), append(o.Members, seen)
 	}
 	before := w.state
 	w.state = Step(c, o).State
@@ -210,10 +246,14 @@ func (w world) events(t *testing.T) (next []world) {
 		add(func(n *world) { n.hosts[i].killAgent() })
 		add(func(n *world) { n.hosts[i].startAgent() })
 		add(func(n *world) { n.hosts[i].holder = noHolder }) // it is killed
-		add(func(n *world) { n.hosts[i].guest = dead })
+		add(func(n *world) {
+			if !n.hosts[i].volume {
+				n.hosts[i].guest = dead
+			}
+		})
 		add(func(n *world) {
 			h := &n.hosts[i]
-			*h = modelHost{guest: dead, dead: true, snapshot: h.snapshot, written: h.written}
+			*h = modelHost{guest: dead, dead: true, volume: h.volume, snapshot: h.snapshot, written: h.written}
 		})
 	}
 	return next
@@ -236,7 +276,7 @@ func (h modelHost) key() (k uint64) {
 
 // sorted exchanges the hosts if need be: both are alike, so half of the worlds are enough.
 func (w world) sorted() world {
-	if w.hosts[1].key() < w.hosts[0].key() {
+	if !w.hosts[1].volume && w.hosts[1].key() < w.hosts[0].key() {
 		w.hosts[0], w.hosts[1] = w.hosts[1], w.hosts[0]
 	}
 	return w
@@ -267,7 +307,12 @@ func (w world) calm(t *testing.T) world {
 }
 
 func TestACutIsConsistentOrNotDone(t *testing.T) {
-	begin := newWorld()
+	for name, volume := range map[string]bool{"two guests": false, "a guest and a volume": true} {
+		t.Run(name, func(t *testing.T) { explore(t, newWorld(volume)) })
+	}
+}
+
+func explore(t *testing.T, begin world) {
 	if end := begin.calm(t); end.state != v1.CheckpointState_CHECKPOINT_STATE_DONE {
 		t.Fatalf("undisturbed, it ends as %+v", end)
 	}

@@ -60,9 +60,6 @@ func (a *Admission) checkpointed(name string) (*v1.Cluster, error) {
 	if err := beingDeleted(a.Objects, name); err != nil {
 		return nil, err
 	}
-	if v := cluster.Spec.GetVolume(); v != "" {
-		return nil, precondition("the home of cluster %s lies on volume %s, and checkpoints of volumes cannot be made yet", name, v)
-	}
 	if restoring(cluster) {
 		return nil, precondition("cluster %s is being restored from checkpoint %s; `watari checkpoint list %s` shows when that is done", name, cluster.Restore.Checkpoint, name)
 	}

@@ -112,8 +112,6 @@ func checkSpec(spec *v1.ClusterSpec) error {
 		return invalid("unknown spread %d", spec.Spread)
 	case v1.OnHostLoss_name[int32(spec.OnHostLoss)] == "":
 		return invalid("unknown on-host-loss %d", spec.OnHostLoss)
-	case spec.Volume != "" && spec.OnHostLoss == v1.OnHostLoss_ON_HOST_LOSS_RESTORE:
-		return invalid("a cluster whose home lies on a volume cannot go back to a checkpoint yet: use another --on-host-loss than restore")
 	case spec.LeaseMs != 0 && (spec.LeaseMs < minLeaseMs || spec.LeaseMs > maxLeaseMs):
 		return invalid("a lease of %s: it lasts %s to %s", time.Duration(min(spec.LeaseMs, 2*maxLeaseMs))*time.Millisecond, minLeaseMs*time.Millisecond, maxLeaseMs*time.Millisecond)
 	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):

@@ -32,7 +32,7 @@ const (
 	checkpointCopies = 2
 	// checkpointPass is the time to the next decision while a checkpoint is under way.
 	checkpointPass = 250 * time.Millisecond
-	// checkpointSlack is by what part of the guest's memory a file may exceed it, as 1/checkpointSlack.
+	// checkpointSlack is by what part of the guest's memory, or of the volume, a file may exceed it, as 1/checkpointSlack.
 	checkpointSlack = 10
 )
 
@@ -76,7 +76,7 @@ func (p *pass) checkpoints() {
 	busy := map[string]bool{} // hosts that take part in a checkpoint
 	for _, name := range sortedKeys(p.Objects.Checkpoints) {
 		if c := p.Objects.Checkpoints[name]; checkpoint.HoldsMoves(c.State) {
-			for _, m := range c.Members {
+			for _, m := range checkpoint.Files(c) {
 				busy[m.Host] = true
 			}
 		}
@@ -119,13 +119,23 @@ func (p *pass) checkpointMembers(cluster string) (members []*v1.CheckpointMember
 	return members
 }
 
+// checkpointVolume returns the volume that a cluster uses as a member of a checkpoint; nil: none.
+func (p *pass) checkpointVolume(cluster string) *v1.CheckpointMember {
+	name := p.Clusters[cluster].GetSpec().GetVolume()
+	if name == "" {
+		return nil
+	}
+	v := p.Volumes[name]
+	return &v1.CheckpointMember{Guest: name, GuestUid: v.GetMeta().GetUid(), Host: v.GetHost()}
+}
+
 // stepCheckpoint takes one step for a checkpoint that has not ended. busy are the hosts that take part in another one.
 func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	p.again = earlier(p.again, p.Now.Add(checkpointPass))
 	now := proto.CloneOf(c)
 	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
 	if pending {
-		now.Members = p.checkpointMembers(c.Cluster)
+		now.Members, now.Volume = p.checkpointMembers(c.Cluster), p.checkpointVolume(c.Cluster)
 	}
 	o := p.checkpointObserved(now, busy)
 	d := checkpoint.Step(now, o)
@@ -134,18 +144,21 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	}
 	now.State, now.Message = d.State, d.Message
 	if pending && d.State == c.State {
-		now.Members = nil
+		now.Members, now.Volume = nil, nil
 	}
 	var change Change
 	if d.State != c.State {
 		p.enterCheckpoint(&change, c, now, o)
-		for _, m := range now.Members {
+		for _, m := range checkpoint.Files(now) {
 			busy[m.Host] = true
 		}
 	}
 	change.write(Update, now)
 	if pending && d.State == v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
 		change.write(Expect, p.Clusters[c.Cluster]) // a resize or a restore would change the guests
+		if now.Volume != nil {
+			change.write(Expect, p.Volumes[now.Volume.Guest])
+		}
 	}
 	p.propose("checkpoint/"+c.Meta.Name, change)
 }
@@ -181,17 +194,43 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 		o.Unwanted = o.Unwanted || !pending && emptied
 		o.Members = append(o.Members, seen)
 	}
+	if c.Volume != nil {
+		o.Volume = p.volumeObserved(c)
+		o.Turn = o.Turn && !busy[c.Volume.Host]
+	}
 	return o
+}
+
+// volumeObserved returns what a step of a checkpoint depends on as far as its volume is concerned.
+func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
+	m := c.Volume
+	v := p.working.Volumes[m.Guest]
+	report, since, connected := p.Observed(m.Host)
+	seen := &checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid)}
+	if !connected {
+		seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
+	}
+	seen.Running = connected && v.GetState() == v1.VolumeState_VOLUME_STATE_READY && volumeOn(report, m.GuestUid).GetReady()
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_PENDING {
+		seen.Ended = v.GetMeta().GetUid() != m.GuestUid || v.GetHost() != m.Host
+	}
+	return seen
 }
 
 // enterCheckpoint notes in the record what belongs to its new state, and tells of it.
 func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o checkpoint.Observed) {
 	now := timestamppb.New(p.Now)
-	for i, m := range o.Members {
-		c.StoodMs = max(c.StoodMs, m.Report.GetStoodMs())
-		if m.Report.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
-			c.Members[i].File = &v1.CheckpointFile{Blob: m.Report.File.Blob, StateBytes: m.Report.File.StateBytes, Hosts: []string{c.Members[i].Host}}
+	note := func(m *v1.CheckpointMember, r *v1.CheckpointObserved) {
+		c.StoodMs = max(c.StoodMs, r.GetStoodMs())
+		if r.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
+			m.File = &v1.CheckpointFile{Blob: r.File.Blob, StateBytes: r.File.StateBytes, Hosts: []string{m.Host}}
 		}
+	}
+	for i, m := range o.Members {
+		note(c.Members[i], m.Report)
+	}
+	if o.Volume != nil {
+		note(c.Volume, o.Volume.Report)
 	}
 	switch c.State {
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
@@ -229,7 +268,7 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 	}
 	now := proto.CloneOf(c)
 	lost := ""
-	for _, m := range now.Members {
+	for _, m := range checkpoint.Files(now) {
 		m.File.Hosts = p.holders(c, m)
 		if len(m.File.Hosts) == 0 {
 			lost = m.Guest
@@ -237,7 +276,7 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 	}
 	var change Change
 	if lost != "" {
-		now.State, now.Message = v1.CheckpointState_CHECKPOINT_STATE_DAMAGED, "no host has the file of guest "+lost+" any more"
+		now.State, now.Message = v1.CheckpointState_CHECKPOINT_STATE_DAMAGED, "no host has the file of "+lost+" any more"
 		change.event(v1.Severity_SEVERITY_ERROR, "checkpoint", c.Meta.Name, "cannot be restored: %s", now.Message)
 	}
 	if proto.Equal(now, c) {
@@ -375,8 +414,13 @@ func (p *pass) checkpointOrders(host string) (list []*v1.CheckpointWanted, share
 			concerned[c] = true
 		}
 	}
+	for v := range p.index.volumesAt[host] {
+		if c := p.volumeRestoredFrom(v); c != nil {
+			concerned[c] = true
+		}
+	}
 	for c := range concerned {
-		for _, m := range c.Members {
+		for _, m := range checkpoint.Files(c) {
 			order := p.checkpointOrder(c, m, host)
 			if order == nil {
 				continue
@@ -402,17 +446,21 @@ func (p *pass) checkpointOrders(host string) (list []*v1.CheckpointWanted, share
 
 // checkpointOrder returns a host's order about a member of a checkpoint; nil: none.
 func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host string) *v1.CheckpointWanted {
-	w := &v1.CheckpointWanted{CheckpointId: c.Meta.Uid, GuestUid: m.GuestUid, Guest: m.Guest, Epoch: m.Epoch, Order: checkpoint.Order(c.State)}
+	w := &v1.CheckpointWanted{CheckpointId: c.Meta.Uid, GuestUid: m.GuestUid, Guest: m.Guest, Epoch: m.Epoch, Order: checkpoint.Order(c.State), Volume: m == c.Volume}
+	if w.Volume {
+		w.Order = checkpoint.VolumeOrder(c.State)
+	}
 	switch w.Order {
 	case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
 		if m.Host != host {
 			return nil
 		}
 		w.Recipient = c.Recipient
-		if g := p.Guests[m.Guest]; g != nil {
-			memory := g.GetShape().GetMemoryBytes()
-			w.Limit = memory + memory/checkpointSlack + savedState
+		state := p.Guests[m.Guest].GetShape().GetMemoryBytes()
+		if w.Volume {
+			state = p.Volumes[m.Guest].GetSizeBytes()
 		}
+		w.Limit = state + state/checkpointSlack + savedState
 		return w
 	case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
 		if !slices.Contains(m.File.GetHosts(), host) && !slices.Contains(p.fetchers(c, m), host) {
@@ -433,8 +481,16 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 		return known
 	}
 	defer func() { p.fetching[m] = hosts }()
-	if g := p.Guests[m.Guest]; g.GetHost() != "" && p.restoredFrom(g) == c && !slices.Contains(m.File.GetHosts(), g.Host) {
-		hosts = append(hosts, g.Host)
+	restores := ""
+	if m == c.Volume {
+		if v := p.Volumes[m.Guest]; p.volumeRestoredFrom(v) == c {
+			restores = v.Host
+		}
+	} else if g := p.Guests[m.Guest]; g != nil && p.restoredFrom(g) == c {
+		restores = g.Host
+	}
+	if restores != "" && !slices.Contains(m.File.GetHosts(), restores) {
+		hosts = append(hosts, restores)
 	}
 	if len(m.File.GetHosts()) < checkpointCopies {
 		if host := p.copyTarget(m); host != "" && !slices.Contains(hosts, host) {

@@ -290,7 +290,7 @@ func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 	}
 }
 
-// markVolumes marks the hosts of the volume that a guest's cluster uses: the guest's host may use it.
+// markVolumes marks the host of the volume that a cluster uses: the guest's host may use it, and it may be put back to a checkpoint.
 func (x *index) markVolumes(cluster *v1.Cluster) {
 	if v := x.objects.Volumes[cluster.GetSpec().GetVolume()]; v != nil {
 		x.hosts[v.Host] = true
@@ -309,7 +309,7 @@ func (x *index) markCopiers() {
 
 // checkpointHosts returns the hosts of a checkpoint's guests and files.
 func checkpointHosts(c *v1.Checkpoint) (hosts []string) {
-	for _, m := range c.Members {
+	for _, m := range checkpoint.Files(c) {
 		hosts = append(hosts, m.Host)
 		hosts = append(hosts, m.File.GetHosts()...)
 	}
@@ -318,7 +318,7 @@ func checkpointHosts(c *v1.Checkpoint) (hosts []string) {
 
 // uncopied reports whether files of a whole checkpoint are on too few hosts.
 func uncopied(c *v1.Checkpoint) bool {
-	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(c.Members, func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < checkpointCopies })
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < checkpointCopies })
 }
 
 // markCheckpoints marks the hosts that have files of a cluster's checkpoints, and those that may have to fetch them.
@@ -363,6 +363,7 @@ func (x *index) markCluster(name string) {
 	}
 	x.markCheckpoints(name)
 	x.markNetwork(name)
+	x.markVolumes(x.objects.Clusters[name])
 }
 
 // markNetwork marks all hosts that have, had, or will have a part in a cluster's network.

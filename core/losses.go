@@ -42,6 +42,11 @@ func (p *pass) loseAndRestore(c *Change, cluster *v1.Cluster, lost *v1.Guest, wh
 		return
 	}
 	lost.Restarts, lost.Failure = 0, ""
+	p.goBack(c, cluster, from, reason, losses)
+}
+
+// goBack adds to a change that a cluster goes back to a checkpoint because of a loss; losses counts them.
+func (p *pass) goBack(c *Change, cluster *v1.Cluster, from *v1.Checkpoint, reason string, losses uint32) {
 	update := proto.CloneOf(cluster)
 	update.Restore = newRestore(from, reason, timestamppb.New(p.Now))
 	update.Restore.Losses = losses
@@ -50,7 +55,7 @@ func (p *pass) loseAndRestore(c *Change, cluster *v1.Cluster, lost *v1.Guest, wh
 	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "goes back to checkpoint %s: %s", from.Meta.Name, reason)
 }
 
-// restorable returns the checkpoint to which a cluster can go back, or why it cannot.
+// restorable returns the checkpoint to which a cluster can go back after the loss of a guest, or why it cannot; lost may be nil.
 func (p *pass) restorable(cluster *v1.Cluster, lost *v1.Guest) (*v1.Checkpoint, string) {
 	from := latestCheckpoint(p.Objects, cluster, nil)
 	if from == nil {
@@ -61,7 +66,7 @@ func (p *pass) restorable(cluster *v1.Cluster, lost *v1.Guest) (*v1.Checkpoint, 
 		return nil, fmt.Sprintf("checkpoint %s is of other guests: %s", from.Meta.Name, why)
 	}
 	for _, g := range guests {
-		if now := p.working.Guests[g.Meta.Name]; g.Meta.Uid != lost.Meta.Uid && (now == nil || now.Stopped || now.Failure != "") {
+		if now := p.working.Guests[g.Meta.Name]; g.Meta.Uid != lost.GetMeta().GetUid() && (now == nil || now.Stopped || now.Failure != "") {
 			return nil, fmt.Sprintf("guest %s does not run", g.Meta.Name)
 		}
 	}

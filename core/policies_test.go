@@ -25,9 +25,11 @@ type household struct {
 	policy  *policy.Policy
 	usage   *Usage
 	away    map[string]bool // hosts that are out of reach
+	out     time.Duration   // for which they have been
 	leases  map[string]LeaseSeen
-	sharing bool                            // hosts fetch files from each other
-	volumes map[string][]*v1.VolumeObserved // by host
+	sharing bool                                // hosts fetch files from each other
+	volumes map[string][]*v1.VolumeObserved     // by host
+	files   map[string][]*v1.CheckpointObserved // parts of checkpoints, by host
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -102,7 +104,12 @@ func (h *household) reports() Captured {
 				report.Guests = append(report.Guests, seen)
 			}
 		}
-		reports[name] = Seen{Report: report, Since: h.now, Connected: !h.away[name]}
+		report.Checkpoints = h.files[name]
+		seen := Seen{Report: report, Since: h.now, Connected: !h.away[name]}
+		if !seen.Connected {
+			seen.Since = h.now.Add(-h.out)
+		}
+		reports[name] = seen
 	}
 	return reports
 }

@@ -27,7 +27,10 @@ func restoring(c *v1.Cluster) bool {
 
 // restoredFrom returns the checkpoint from which a guest is being restored; nil: none.
 func (p *pass) restoredFrom(g *v1.Guest) *v1.Checkpoint {
-	cluster := p.Clusters[g.Cluster]
+	return p.clusterRestoredFrom(p.Clusters[g.Cluster])
+}
+
+func (p *pass) clusterRestoredFrom(cluster *v1.Cluster) *v1.Checkpoint {
 	if cluster.GetRestore().GetState() != v1.RestoreState_RESTORE_STATE_RESTORING {
 		return nil
 	}
@@ -285,7 +288,10 @@ func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 	if m == nil {
 		return nil
 	}
-	cluster := p.Clusters[g.Cluster]
+	return orderToRestore(p.Clusters[g.Cluster], c, m)
+}
+
+func orderToRestore(cluster *v1.Cluster, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
 	return &v1.RestoreOrder{Id: cluster.Restore.Id, CheckpointId: c.Meta.Uid, Key: cluster.CheckpointKey,
 		File: &v1.CheckpointFile{Blob: m.File.GetBlob(), StateBytes: m.File.GetStateBytes()}}
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 	"watari/policy"
 )
 
@@ -59,7 +60,7 @@ func (p *pass) suspend() {
 // stranded reports whether a guest has to leave its host, may do so, and has no place.
 func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 	cluster := p.Clusters[g.Cluster]
-	if cluster == nil || cluster.Spec.GetVolume() != "" || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
+	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return false
 	}
 	how := p.leaves(g, h)
@@ -108,7 +109,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 
 // awaitsCopies reports whether there are hosts to which files of a checkpoint are still to be copied.
 func (p *pass) awaitsCopies(c *v1.Checkpoint) bool {
-	return slices.ContainsFunc(c.Members, func(m *v1.CheckpointMember) bool {
+	return slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
 		return len(m.File.GetHosts()) < checkpointCopies && p.copyTarget(m) != ""
 	})
 }

@@ -6,11 +6,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/core/lifecycle"
 )
 
 // volumes takes a step for each volume.
@@ -36,35 +38,48 @@ func (p *pass) volumes() {
 // adoptVolumes makes the records again of volumes that hosts have and the store does not know: an older copy of it was put back, or
 // their host was removed as lost and has joined again.
 func (p *pass) adoptVolumes() {
-	var known map[string]bool
+	var known map[string]*v1.Volume
 	for _, host := range sortedKeys(p.Hosts) {
 		report, _, connected := p.Observed(host)
 		if len(report.GetVolumes()) == 0 || !connected || !p.current(host) {
 			continue
 		}
 		if known == nil {
-			known = map[string]bool{}
+			known = map[string]*v1.Volume{}
 			for _, v := range p.working.Volumes {
-				known[v.Meta.Uid] = true
+				known[v.Meta.Uid] = v
 			}
 		}
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
-			if known[o.Uid] || CheckName("volume", f.GetName()) != nil || p.full() {
+			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) {
+				p.adoptHost(v, host, f.GetGeneration())
+			}
+			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() {
 				continue
 			}
-			known[o.Uid] = true
 			name := f.Name
 			for n := 2; p.working.Volumes[name] != nil; n++ {
 				name = fmt.Sprintf("%.30s-%d", f.Name, n)
 			}
+			known[o.Uid] = &v1.Volume{Meta: &v1.Meta{Name: name, Uid: o.Uid, Owner: f.Owner, OwnerUid: f.OwnerUid}, SizeBytes: f.SizeBytes, Host: host,
+				State: v1.VolumeState_VOLUME_STATE_PENDING, Generation: f.Generation}
 			var c Change
-			c.write(Create, &v1.Volume{Meta: &v1.Meta{Name: name, Uid: o.Uid, Owner: f.Owner, OwnerUid: f.OwnerUid}, SizeBytes: f.SizeBytes, Host: host,
-				State: v1.VolumeState_VOLUME_STATE_PENDING})
+			c.write(Create, known[o.Uid])
 			c.event(v1.Severity_SEVERITY_WARNING, "volume", name, "is known again: host %s has it", host)
 			p.propose("volume/"+name, c)
 		}
 	}
+}
+
+// adoptHost notes that a volume has got another host, which the store has forgotten: an older copy of it was put back.
+func (p *pass) adoptHost(v *v1.Volume, host string, generation uint64) {
+	update := proto.CloneOf(v)
+	update.Host, update.Generation = host, generation
+	var c Change
+	c.write(Update, update)
+	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is on host %s, which has got it after host %s", host, v.Host)
+	p.propose("volume/"+v.Meta.Name, c)
 }
 
 // volumeUsers returns the clusters that use volumes by their specifications, by the volumes' names. The records of the volumes say the
@@ -96,6 +111,8 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	seen := volumeOn(report, v.Meta.Uid)
 	host := p.Hosts[v.Host]
 	switch {
+	case v.Meta.Deleting == nil && p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:
+		p.rehome(&c, v, update)
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
@@ -123,6 +140,90 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	if !proto.Equal(update, v) {
 		c.write(Update, update)
 		p.propose(key, c)
+		return
+	}
+	p.loseVolume(v)
+}
+
+// rehomeAfter is how long a volume's host is out of reach before the volume is restored on another one.
+const rehomeAfter = time.Minute
+
+// volumeAway reports whether a volume's host was removed, or has been out of reach for so long. If it is out of reach for less, the pass is
+// repeated in time.
+func (p *pass) volumeAway(v *v1.Volume, long time.Duration) bool {
+	if v.Host == "" {
+		return false
+	}
+	_, since, connected := p.Observed(v.Host)
+	switch {
+	case p.Hosts[v.Host] == nil:
+		return true
+	case connected:
+		return false
+	}
+	if p.Began.After(since) {
+		since = p.Began
+	}
+	p.again = earlier(p.again, since.Add(long))
+	return p.Now.Sub(since) >= long
+}
+
+// volumeLost reports whether a volume's host counts as lost: it was removed, or it is out of reach for longer than the lease of the guest
+// that uses the volume. Without a lease nobody has said that the cluster is not to wait.
+func (p *pass) volumeLost(v *v1.Volume) bool {
+	lease := time.Duration(0)
+	for g := range p.index.ofCluster[v.Cluster] {
+		if volumeOf(p.Objects, g) == v {
+			lease = leaseLength(g)
+		}
+	}
+	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, rehomeAfter))
+}
+
+// rehome gives a volume that is being restored another host. No guest uses it, and what the host before has is older than the checkpoint is
+// to be.
+func (p *pass) rehome(c *Change, v, update *v1.Volume) {
+	host, why := p.volumeHost(v)
+	if host == "" {
+		update.Message = fmt.Sprintf("host %s, which has it, is out of reach, and %s", v.Host, why)
+		return
+	}
+	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
+	update.Generation++
+	c.write(Expect, p.Clusters[v.Cluster])
+	c.write(Expect, p.Hosts[host])
+	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is restored on host %s: host %s, which had it, is out of reach", host, v.Host)
+}
+
+// volumeRestoredFrom returns the checkpoint from which a volume is being restored; nil: none.
+func (p *pass) volumeRestoredFrom(v *v1.Volume) *v1.Checkpoint {
+	cluster := p.Clusters[v.GetCluster()]
+	if cluster == nil || cluster.Meta.Uid != v.ClusterUid {
+		return nil
+	}
+	if c := p.clusterRestoredFrom(cluster); c.GetVolume().GetGuestUid() == v.Meta.Uid && c != nil {
+		return c
+	}
+	return nil
+}
+
+// loseVolume lets a cluster go back to its latest checkpoint, if its user wants that, when the host of its volume stays out of reach: its
+// guests wait for the disk, wherever they are.
+func (p *pass) loseVolume(v *v1.Volume) {
+	cluster := p.Clusters[v.Cluster]
+	if cluster == nil || cluster.Meta.Uid != v.ClusterUid || cluster.Spec.GetOnHostLoss() != v1.OnHostLoss_ON_HOST_LOSS_RESTORE ||
+		cluster.Meta.Deleting != nil || restoring(cluster) || p.changed(cluster) || !p.volumeLost(v) {
+		return
+	}
+	from, _ := p.restorable(cluster, nil)
+	if from == nil || from.Volume.GetGuestUid() != v.Meta.Uid {
+		return
+	}
+	if losses := p.lossesSince(cluster.Restore, from); losses <= lifecycle.MaxRestarts {
+		reason := fmt.Sprintf("host %s, which has volume %s, is out of reach", v.Host, v.Meta.Name)
+		var c Change
+		p.goBack(&c, cluster, from, reason, losses)
+		p.propose("restore of "+cluster.Meta.Name, c)
 	}
 }
 
@@ -218,6 +319,9 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	if seen := volumeOn(report, v.Meta.Uid); !seen.GetReady() {
 		return fmt.Sprintf("host %s does not serve volume %s: %s", v.Host, name, cmp.Or(seen.GetMessage(), "it is about to"))
 	}
+	if from := p.volumeRestoredFrom(v); from != nil && volumeOn(report, v.Meta.Uid).GetRestored() != p.Clusters[g.Cluster].Restore.Id {
+		return fmt.Sprintf("host %s puts volume %s back to checkpoint %s", v.Host, name, from.Meta.Name)
+	}
 	return ""
 }
 
@@ -233,8 +337,11 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
-		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING,
-			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes}}
+		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
+			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
+		if from := p.volumeRestoredFrom(v); from != nil {
+			w.Restore = orderToRestore(p.Clusters[v.Cluster], from, from.Volume)
+		}
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {
 				continue
@@ -248,6 +355,23 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		}
 		list = append(list, w)
 	}
+	list = append(list, p.staleVolumes(host)...)
 	slices.SortFunc(list, func(a, b *v1.VolumeWanted) int { return cmp.Compare(a.Uid, b.Uid) })
+	return list
+}
+
+// staleVolumes returns a host's orders to delete disks of volumes that have got another host, and are there.
+func (p *pass) staleVolumes(host string) (list []*v1.VolumeWanted) {
+	report, _, _ := p.Observed(host)
+	for _, o := range report.GetVolumes() {
+		for _, v := range p.Volumes {
+			if v.Meta.Uid != o.Uid || v.Host == host || v.State != v1.VolumeState_VOLUME_STATE_READY || o.GetFacts().GetGeneration() >= v.Generation {
+				continue
+			}
+			if now, _, connected := p.Observed(v.Host); connected && volumeOn(now, o.Uid).GetReady() {
+				list = append(list, &v1.VolumeWanted{Uid: o.Uid, Discard: true, Facts: o.Facts})
+			}
+		}
+	}
 	return list
 }

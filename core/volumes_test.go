@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 )
 
 // volumes returns a household whose hosts keep volumes; a2 alone is not lent.
@@ -211,10 +212,6 @@ func TestWhatIsRefusedOfVolumes(t *testing.T) {
 			return c, a.takeVolume(&c, h.objects.Clusters["md"])
 		}, "volume data is being deleted"},
 		"removing its host": {func(_ *household, a *Admission) (Change, error) { return a.RemoveHost("a2", false) }, "host a2 has volumes, which would be lost: data"},
-		"a checkpoint": {func(_ *household, a *Admission) (Change, error) {
-			c, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md"}, CheckpointKey{"secret", "public"})
-			return c, err
-		}, "checkpoints of volumes cannot be made yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := inUse(t)
@@ -224,5 +221,166 @@ func TestWhatIsRefusedOfVolumes(t *testing.T) {
 				t.Errorf("the answer is %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// part is what a host reports of its part in a checkpoint.
+func part(uid string, epoch uint64, phase v1.CheckpointPhase) *v1.CheckpointObserved {
+	return &v1.CheckpointObserved{CheckpointId: "uid-md-c1", GuestUid: uid, Epoch: epoch, Phase: phase,
+		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + uid, Size: 1 << 20}, StateBytes: 2 << 20}}
+}
+
+// The copy of the volume begins after all guests have been stopped, and before one of them goes on.
+func TestAVolumeIsPartOfACheckpoint(t *testing.T) {
+	const prepare, stop, take = v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE
+	h := inUse(t)
+	h.ask(func(a *Admission) (Change, error) {
+		c, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md"}, CheckpointKey{"secret", "public"})
+		return c, err
+	})
+	h.files = map[string][]*v1.CheckpointObserved{}
+	for _, s := range []struct {
+		state         v1.CheckpointState
+		guest, volume v1.CheckpointOrder // that are given
+		reached       [2]v1.CheckpointPhase
+	}{
+		{v1.CheckpointState_CHECKPOINT_STATE_PREPARING, prepare, prepare, [2]v1.CheckpointPhase{1, 1}},
+		{v1.CheckpointState_CHECKPOINT_STATE_STOPPING, stop, prepare, [2]v1.CheckpointPhase{2, 1}},
+		{v1.CheckpointState_CHECKPOINT_STATE_FREEZING, stop, take, [2]v1.CheckpointPhase{2, 3}},
+		{v1.CheckpointState_CHECKPOINT_STATE_TAKING, take, take, [2]v1.CheckpointPhase{3, 3}},
+		{v1.CheckpointState_CHECKPOINT_STATE_WRITING, take, take, [2]v1.CheckpointPhase{4, 4}},
+	} {
+		orders := h.pass(100 * time.Millisecond)
+		if got := h.objects.Checkpoints["md-c1"].State; got != s.state {
+			t.Fatalf("it is %s, not %s", got, s.state)
+		}
+		if w := orders["a1"].Checkpoints; len(w) != 2 || w[0].Volume || w[0].Order != s.guest || w[1].Order != s.guest {
+			t.Errorf("%s: the orders about the guests are %v", s.state, w)
+		}
+		if w := orders["a2"].Checkpoints; len(w) != 1 || !w[0].Volume || w[0].GuestUid != "uid-data" || w[0].Order != s.volume || w[0].Limit < 1<<30 {
+			t.Errorf("%s: the order about the volume is %v", s.state, w)
+		}
+		h.files["a1"], h.files["a2"] = nil, []*v1.CheckpointObserved{part("uid-data", 0, s.reached[1])}
+		for _, g := range h.objects.Guests {
+			h.files["a1"] = append(h.files["a1"], part(g.Meta.Uid, 1, s.reached[0]))
+		}
+	}
+	h.pass(100 * time.Millisecond)
+	if c := h.objects.Checkpoints["md-c1"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Volume.File.Blob.Digest != "sha256:uid-data" || c.Volume.File.Hosts[0] != "a2" {
+		t.Errorf("it is %v", c)
+	}
+}
+
+// withVolume adds a checkpoint of the household's cluster and its volume, whose files are on a1.
+func (h *household) withVolume() {
+	h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
+		c.Volume = &v1.CheckpointMember{Guest: "data", GuestUid: "uid-data", Host: "a2",
+			File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:data", Size: 1 << 20}, StateBytes: 2 << 20, Hosts: []string{"a1"}}}
+	})
+	h.files = map[string][]*v1.CheckpointObserved{}
+	for _, m := range checkpoint.Files(h.objects.Checkpoints["md-c1"]) {
+		h.files["a1"] = append(h.files["a1"], &v1.CheckpointObserved{CheckpointId: "uid-md-c1", GuestUid: m.GuestUid, Epoch: m.Epoch, File: m.File,
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN})
+	}
+}
+
+func (h *household) volumeOrder(orders map[string]*v1.HostWanted, host string) *v1.VolumeWanted {
+	for _, w := range orders[host].GetVolumes() {
+		if w.Uid == "uid-data" {
+			return w
+		}
+	}
+	return nil
+}
+
+// The volume is put back first. Only then the guest that uses it has a host, which may use the disk.
+func TestAVolumeIsPutBackBeforeItsGuest(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md"); return c, err })
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); w.Restore != nil {
+		t.Fatalf("before the guests have ended the order is %v", w)
+	}
+	h.releaseAll()
+	orders := h.pass(time.Second)
+	id := h.objects.Clusters["md"].Restore.Id
+	if w := h.volumeOrder(orders, "a2"); w.Restore.GetId() != id || w.Restore.File.Blob.Digest != "sha256:data" || len(w.Readers) != 0 || w.Make {
+		t.Errorf("the order about the volume is %v", w)
+	}
+	if g := h.objects.Guests; g["md-0"].Host != "" || g["md-1"].Host == "" {
+		t.Errorf("before it is put back md-0 is on %q, md-1 on %q", g["md-0"].Host, g["md-1"].Host)
+	}
+	fetched := false
+	for _, w := range orders["a2"].Checkpoints {
+		fetched = fetched || w.GuestUid == "uid-data" && w.Order == v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP
+	}
+	if !fetched {
+		t.Errorf("a2 does not fetch the file: %v", orders["a2"].Checkpoints)
+	}
+	h.volumes["a2"][0].Restored = "another"
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-0"]; g.Host != "" {
+		t.Errorf("after another restore it is on %s", g.Host)
+	}
+	h.volumes["a2"][0].Restored = id
+	orders = h.pass(time.Second)
+	g := h.objects.Guests["md-0"]
+	if w := h.volumeOrder(orders, "a2"); g.Host == "" || len(w.Readers) != 1 || w.Readers[0].Name != g.Host {
+		t.Errorf("afterwards md-0 is on %q, and the order is %v", g.Host, w)
+	}
+}
+
+// A volume whose host is lost is restored on another host, with its cluster. The host that comes back deletes the disk that it has, and not
+// before the other one is there.
+func TestAVolumeWhoseHostIsLost(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.away, h.out = map[string]bool{"a2": true}, 59*time.Second
+	h.pass(time.Second)
+	if r := h.objects.Clusters["md"].Restore; r != nil {
+		t.Fatalf("it is restored too early: %v", r)
+	}
+	h.out = 61 * time.Second
+	h.pass(2 * time.Second)
+	if r := h.objects.Clusters["md"].Restore; r.GetCheckpoint() != "md-c1" || !strings.Contains(r.Reason, "host a2, which has volume data, is out of reach") {
+		t.Fatalf("the restore is %v", r)
+	}
+	if v := h.objects.Volumes["data"]; v.Host != "a2" {
+		t.Fatalf("it is on %s while guests may use it", v.Host)
+	}
+	h.releaseAll()
+	orders := h.pass(time.Second)
+	v := h.objects.Volumes["data"]
+	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation != 1 || w.Restore == nil || w.Make || w.Facts.Generation != 1 {
+		t.Fatalf("it is %v, and the order is %v", v, w)
+	}
+	h.away = nil
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); w != nil {
+		t.Errorf("before it is restored a2 is ordered %v", w)
+	}
+	h.has(v.Host, v, 0)
+	seen := h.volumes[v.Host][0]
+	seen.Restored, seen.Facts.Generation = h.objects.Clusters["md"].Restore.Id, 1
+	h.pass(time.Second)
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); !w.GetDiscard() {
+		t.Errorf("afterwards a2 is ordered %v", w)
+	}
+	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("it is %v", v)
+	}
+}
+
+// A store that was put back does not know that a volume has got another host.
+func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
+	h := inUse(t)
+	h.has("a1", h.objects.Volumes["data"], 0)
+	h.volumes["a1"][0].Facts.Generation = 3
+	orders := h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != "a1" || v.Generation != 3 {
+		t.Errorf("it is %v", v)
+	}
+	if w := h.volumeOrder(orders, "a1"); w == nil || w.Discard {
+		t.Errorf("a1 is ordered %v", w)
 	}
 }

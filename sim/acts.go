@@ -50,6 +50,7 @@ func (h *host) carryOut(a machine.Act) {
 			end(machine.Result{Term: h.term, Stamp: h.stamp})
 		})
 	case machine.ApplyOrders:
+		h.followVolumes(a.Orders)
 		h.followCheckpoints(a.Orders.GetCheckpoints())
 		if n := a.Orders.GetNetwork(); n != nil {
 			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
@@ -299,7 +300,11 @@ func (h *host) start(a machine.Act, end func(machine.Result)) {
 		if h.copies[a.Guest] != nil {
 			return errDuplicate
 		}
-		h.sim.begins(h, &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Running, whole: true})
+		c := &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Running, whole: true}
+		if err := h.opens(c, a.Wanted.Volume); err != nil {
+			return err
+		}
+		h.sim.begins(h, c)
 		return nil
 	}, func(f fate) {
 		r := machine.Result{Err: f.err, Uncertain: f.uncertain}

@@ -40,6 +40,7 @@ func (s *Sim) runs(h *host, c *copyOf) {
 		h.goesOnEarly(c.uid)
 	}
 	c.state, c.since, c.saved = domain.Running, s.now, false
+	s.checkDisks()
 	s.tell(h.name, "guest %s runs, epoch %d", c.name, c.epoch)
 	if !c.whole {
 		s.violate("guest %s runs on %s, where not all of it is, or not what it was last", c.name, h.name)
@@ -341,6 +342,11 @@ func (s *Sim) unsettled() string {
 			return fmt.Sprintf("guest %s: %s", name, why)
 		}
 	}
+	for name, v := range o.Volumes {
+		if why := s.unsettledVolume(v); why != "" {
+			return fmt.Sprintf("volume %s: %s", name, why)
+		}
+	}
 	for name, c := range o.Checkpoints {
 		if checkpoint.HoldsMoves(c.State) { // one that waits may wait for a guest that has no room
 			return fmt.Sprintf("checkpoint %s is %s: %s", name, core.StateName(c.State.String()), c.Message)
@@ -378,6 +384,9 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 	case g.Host == "":
 		if strings.HasPrefix(g.Message, "no host for guest") || strings.HasPrefix(g.Message, "there is no host") {
 			return "" // there is no room
+		}
+		if v := s.store.objects.Volumes[s.store.objects.Clusters[g.Cluster].GetSpec().GetVolume()]; g.Index == 0 && v != nil && v.State != v1.VolumeState_VOLUME_STATE_READY {
+			return "" // its volume was lost with its host
 		}
 		return "it has no host: " + g.Message
 	}

@@ -25,6 +25,7 @@ type taking struct {
 	phase   v1.CheckpointPhase
 	epochs  map[string]uint64 // by guest uid
 	stopped bool              // the guests stand because of it
+	volume  bool              // it is a volume's part
 	over    bool
 }
 
@@ -42,15 +43,19 @@ func (s *Sim) cut(id string) *cutSeen {
 func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 	for _, w := range orders {
 		key := fileOf{w.CheckpointId, w.GuestUid}
-		t := h.takings[w.CheckpointId]
+		id := w.CheckpointId
+		if w.Volume || h.disks[w.GuestUid] != nil {
+			id += "/" + w.GuestUid
+		}
+		t := h.takings[id]
 		switch w.Order {
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
 			if h.files[key] != 0 {
 				continue
 			}
 			if t == nil {
-				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}}
-				h.takings[t.id] = t
+				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, volume: w.Volume}
+				h.takings[id] = t
 			}
 			t.epochs[w.GuestUid] = w.Epoch
 			h.advanceTaking(t, w.Order)
@@ -59,20 +64,20 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 				continue
 			}
 			if t == nil {
-				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, over: true}
-				h.takings[t.id] = t
+				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, over: true, volume: w.Volume}
+				h.takings[id] = t
 			}
 			t.epochs[w.GuestUid] = w.Epoch
 			h.advanceTaking(t, w.Order)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
-			delete(h.takings, w.CheckpointId)
+			delete(h.takings, id)
 			if h.files[key] == 0 {
-				h.fetchFile(key, w.Epoch)
+				h.fetchFile(key, max(w.Epoch, 1))
 			}
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
 			if t != nil {
 				h.endTaking(t, "it is discarded")
-				delete(h.takings, w.CheckpointId)
+				delete(h.takings, id)
 			}
 			delete(h.files, key)
 		}
@@ -132,12 +137,16 @@ func (h *host) stopGuests(t *taking) {
 
 // takeStates takes the guests' states, and lets them go on.
 func (h *host) takeStates(t *taking) {
-	if t.phase != v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED {
+	from := v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED
+	if t.volume {
+		from = v1.CheckpointPhase_CHECKPOINT_PHASE_READY
+	}
+	if t.phase != from {
 		h.endTaking(t, "it has not stopped")
 		return
 	}
 	for uid := range t.epochs {
-		if h.copies[uid] == nil {
+		if !h.there(t, uid) {
 			h.endTaking(t, "a guest has ended")
 			return
 		}
@@ -153,7 +162,7 @@ func (h *host) takeStates(t *taking) {
 			return
 		}
 		for uid := range t.epochs {
-			if h.copies[uid] == nil || h.full {
+			if !h.there(t, uid) || h.full {
 				h.endTaking(t, "a file could not be written")
 				h.report()
 				return
@@ -161,18 +170,26 @@ func (h *host) takeStates(t *taking) {
 		}
 		t.over = true
 		for uid, epoch := range t.epochs {
-			h.files[fileOf{t.id, uid}] = epoch
+			h.files[fileOf{t.id, uid}] = max(epoch, 1)
 		}
-		delete(h.takings, t.id)
+		maps.DeleteFunc(h.takings, func(_ string, other *taking) bool { return other == t })
 		h.report()
 	})
 }
 
+// there reports whether a guest, or a volume that is served, is on the host.
+func (h *host) there(t *taking, uid string) bool {
+	if t.volume {
+		return h.disks[uid] != nil && h.disks[uid].served
+	}
+	return h.copies[uid] != nil
+}
+
 // goesOnEarly notes that something else than the checkpoint lets a guest go on. The host does not notice that.
 func (h *host) goesOnEarly(uid string) {
-	for id, t := range h.takings {
+	for _, t := range h.takings {
 		if _, is := t.epochs[uid]; is && t.stopped {
-			delete(h.sim.cut(id).stopped, uid)
+			delete(h.sim.cut(t.id).stopped, uid)
 		}
 	}
 }
@@ -238,7 +255,7 @@ func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
 		t := h.takings[id]
 		for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
-			list = append(list, &v1.CheckpointObserved{CheckpointId: id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over})
+			list = append(list, &v1.CheckpointObserved{CheckpointId: t.id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over})
 		}
 	}
 	keys := slices.SortedFunc(maps.Keys(h.files), func(a, b fileOf) int {
@@ -270,7 +287,14 @@ func (h *host) restore(a machine.Act, end func(machine.Result)) {
 		if h.files[fileOf{a.Wanted.Restore.CheckpointId, a.Guest}] == 0 {
 			return errInput
 		}
-		h.copies[a.Guest] = &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Paused, whole: true, saved: true}
+		c := &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Paused, whole: true, saved: true}
+		if err := h.opens(c, a.Wanted.Volume); err != nil {
+			return err
+		}
+		if c.disk != "" {
+			c.line = a.Wanted.Restore.Id
+		}
+		h.copies[a.Guest] = c
 		h.event(a.Guest)
 		return nil
 	}, func(f fate) { end(machine.Result{Err: f.err, Uncertain: f.uncertain}) }, func() { h.sim.creates[key]-- })
@@ -327,6 +351,11 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 		}
 		if first.Before(last) {
 			s.violate("checkpoint %s is no consistent cut: a guest was saved before another one stood", name)
+		}
+		if v := c.Volume; v != nil {
+			if copied := seen.taken[v.GuestUid]; copied.Before(last) || copied.After(first) {
+				s.violate("checkpoint %s is no consistent cut: the copy of volume %s was begun while a guest ran", name, v.Guest)
+			}
 		}
 	}
 	for name, c := range now.Clusters {

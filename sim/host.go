@@ -45,30 +45,33 @@ type host struct {
 
 	// The hypervisor.
 	copies  map[string]*copyOf
-	files   map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved
+	files   map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
+	disks   map[string]*disk  // volumes, by uid
 	libvirt libvirtState
 	waiting []func() // calls that hang until libvirt goes on
 
 	// The agent. life grows with each one.
-	agent     *machine.Machine
-	life      int
-	link      *connection
-	network   uint64               // generation in force
-	net       *v1.NetworkWanted    // in force; nil: none of this agent's
-	netOf     [2]uint64            // its term and generation
-	paths     map[string]path      // to WireGuard's peers
-	answered  map[string]time.Time // since when a host answers probes
-	evicted   bool                 // it was told that it was removed
-	planned   bool                 // a report is planned
-	ticking   time.Time
-	expected  map[string]string    // guest uid: the migration that is admitted
-	cuttable  map[uint64]func()    // acts under way that can be interrupted
-	takings   map[string]*taking   // checkpoints that are being made, or have failed; by checkpoint
-	prefers   *manager             // the manager that it dials as long as that lives; nil: any
-	lateNext  bool                 // the next orders that end a guest come late, in a connection that breaks
-	finishing map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
-	owner     time.Time            // when its owner last pressed a key; in the future: works on it until then
-	vouched   bool                 // a person has said that it is lost, and it was not
+	agent    *machine.Machine
+	life     int
+	link     *connection
+	network  uint64               // generation in force
+	net      *v1.NetworkWanted    // in force; nil: none of this agent's
+	netOf    [2]uint64            // its term and generation
+	paths    map[string]path      // to WireGuard's peers
+	answered map[string]time.Time // since when a host answers probes
+	evicted  bool                 // it was told that it was removed
+	planned  bool                 // a report is planned
+	ticking  time.Time
+	expected map[string]string  // guest uid: the migration that is admitted
+	cuttable map[uint64]func()  // acts under way that can be interrupted
+	takings  map[string]*taking // checkpoints that are being made, or have failed; by checkpoint, and by checkpoint and volume
+	// volumeOrders are the orders about volumes that the host keeps, by uid.
+	volumeOrders map[string]*v1.VolumeWanted
+	prefers      *manager             // the manager that it dials as long as that lives; nil: any
+	lateNext     bool                 // the next orders that end a guest come late, in a connection that breaks
+	finishing    map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
+	owner        time.Time            // when its owner last pressed a key; in the future: works on it until then
+	vouched      bool                 // a person has said that it is lost, and it was not
 }
 
 // libvirtState says how libvirt's daemon is.
@@ -94,10 +97,13 @@ type copyOf struct {
 	// hidden: libvirt does not list it, though its process is there.
 	hidden bool
 	since  time.Time
+	// disk is the volume that it uses, diskAt the volume's host, line what its memory takes the disk for; empty: it has none.
+	disk, diskAt, line string
 }
 
 func newHost(s *Sim, name string) *host {
-	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{}}
+	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
+		disks: map[string]*disk{}}
 }
 
 // now is the host's time of day. It tells the agent the time since the boot, too, because each call of it needs both.
@@ -165,8 +171,12 @@ func (h *host) startAgent() {
 	h.ticking = time.Time{}
 	h.agent = machine.New(h.now(), machine.Config{Host: h.name, BootID: h.boot}, loaded)
 	h.sim.tell(h.name, "its agent starts")
+	for _, d := range h.disks {
+		d.working = false
+	}
 	h.dial()
 	h.pump()
+	h.workOnVolumes()
 	h.heartbeat(h.life)
 	if h.sim.foresight == nil {
 		h.keepOn(h.life)
@@ -294,6 +304,7 @@ func (h *host) observed() *v1.HostObserved {
 		o.Info = h.info
 	}
 	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
+	o.Volumes, o.KeepsVolumes, o.Load = h.reportVolumes(), true, &v1.HostLoad{DiskAvailableBytes: diskSpace}
 	o.Checkpoints, o.Sharing, o.Images = h.reportCheckpoints(), true, []string{"sha256:" + image}
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})

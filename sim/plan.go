@@ -317,6 +317,9 @@ func (s *Sim) createCluster(pick int) {
 	if hasLeases(pick) {
 		spec.LeaseMs, spec.OnHostLoss = uint64(simLease.Milliseconds()), v1.OnHostLoss(pick/9%4)
 	}
+	if pick%7 < 2 {
+		spec.Volume = s.createVolume(pick)
+	}
 	name := fmt.Sprintf("c%d", s.clusters+1)
 	granted := s.admit(func(a *core.Admission) (core.Change, error) {
 		change, err := a.CreateCluster(core.ClusterRequest{Name: name, Spec: spec, UID: s.store.uid()})
@@ -342,6 +345,9 @@ func pickOf[T any](m map[string]T, pick int) (o T) {
 }
 
 func (s *Sim) deleteCluster(pick int) {
+	if pick%3 == 0 {
+		s.deleteVolume()
+	}
 	c := pickOf(s.store.objects.Clusters, pick)
 	if c == nil || !s.admit(func(a *core.Admission) (core.Change, error) { return a.DeleteCluster(c.Meta.Name) }) {
 		return

@@ -50,13 +50,15 @@ type Sim struct {
 	hosts    map[string]*host
 	names    []string // of hosts, in order
 
-	faulty     bool // calls fail now and then
-	fencing    bool // managers can switch hosts off
-	oracle     bool // each decision is compared with a full one
-	unreadable map[string]bool
-	partitions map[string]bool     // "a b": these hosts cannot reach each other
-	cuts       map[string]*cutSeen // what happened for checkpoints, by their uid
-	creates    map[string]int      // calls under way that create a domain, by host, boot and guest
+	faulty          bool // calls fail now and then
+	fencing         bool // managers can switch hosts off
+	oracle          bool // each decision is compared with a full one
+	unreadable      map[string]bool
+	partitions      map[string]bool     // "a b": these hosts cannot reach each other
+	cuts            map[string]*cutSeen // what happened for checkpoints, by their uid
+	made            map[string]bool     // volumes that were ready once, by uid
+	unwantedVolumes map[string]bool     // whose users have deleted them
+	creates         map[string]int      // calls under way that create a domain, by host, boot and guest
 
 	transfers   []*transfer
 	connections uint64
@@ -144,7 +146,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 // newSim makes an empty simulation.
 func newSim(seed uint64, log func(string, ...any)) *Sim {
 	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, unwantedVolumes: map[string]bool{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
 }
 

@@ -95,7 +95,11 @@ func (s *Sim) carry(t *transfer) {
 		s.breakOff(t, "libvirt refuses it")
 		return
 	}
-	c := &copyOf{uid: t.uid, name: t.name, state: domain.Incoming, since: s.now}
+	if from.disk != "" && s.reach(t.target, from.disk, from.diskAt) == nil {
+		s.breakOff(t, "the target does not reach the volume")
+		return
+	}
+	c := &copyOf{uid: t.uid, name: t.name, state: domain.Incoming, since: s.now, disk: from.disk, diskAt: from.diskAt, line: from.line}
 	if r := t.target.records[t.uid]; r != nil {
 		c.epoch = r.Epoch
 	}

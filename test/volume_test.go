@@ -3,6 +3,7 @@ package test
 // volume_test.go - the home of a cluster lies on a volume.
 
 import (
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,4 +52,80 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	if seen := must(t, "guest", "exec", "-u", "watari", "archive-1", "--", "sh", "-c", "cd; wc -l <lines; sha256sum -c sums"); !strings.HasPrefix(seen, "25\n") || strings.Count(seen, ": OK") != 4 {
 		t.Errorf("the next cluster finds\n%s", seen)
 	}
+
+	counting(t, "archive")
+	made := checkpointed(t, "archive")
+	t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
+	taken := counted(t, "archive")
+	until(t, 30*time.Second, "the program goes on", func() (bool, string) { return counted(t, "archive") > taken+5, "" })
+	must(t, "checkpoint", "restore", made.Meta.Name)
+	settled(t, "archive", 2)
+	goesOnCounting(t, "archive", taken)
+}
+
+// counting runs a program that writes numbers to a file in the cluster's home, and fails if the file has other lines than it has written.
+func counting(t *testing.T, cluster string) {
+	const count = "cd; rm -f numbers; n=0; while n=$((n+1)); do echo $n >>numbers; sync; test $(wc -l <numbers) = $n || exit 9; test $n != 1 || echo begun; sleep 0.1; done"
+	must(t, "run", cluster, "--name", cluster+"-count", "-n", "1", "--detach", "--", "sh", "-c", count)
+	started(t, cluster+"-count")
+}
+
+// counted returns how many numbers the disk has, read by a guest that has forgotten what it knew of the disk.
+func counted(t *testing.T, cluster string) int {
+	t.Helper()
+	out := must(t, "guest", "exec", cluster+"-0", "--", "sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches; awk '$1 != NR {print \"line\", NR, \"is\", $0; exit 1} END {print NR}' /home/watari/numbers")
+	n, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		t.Fatalf("the numbers are %s", out)
+	}
+	return n
+}
+
+// goesOnCounting looks whether the program goes on where a checkpoint was made, soon after it had counted to a number.
+func goesOnCounting(t *testing.T, cluster string, taken int) {
+	t.Helper()
+	back := counted(t, cluster)
+	until(t, time.Minute, "the program goes on after the restore", func() (bool, string) {
+		run := decoded[struct{ State, Message string }](t, "run", "show", cluster+"-count")
+		return counted(t, cluster) > back+5 && strings.HasSuffix(run.State, "_RUNNING"), run.State + " " + run.Message
+	})
+	t.Logf("it had counted to %d when the checkpoint was whole, and to %d after the restore", taken, back)
+	must(t, "run", "cancel", cluster+"-count")
+}
+
+// A volume's host is lost: its agent and the volume's daemon stand still for good. The cluster goes back to its checkpoint, with the volume on
+// another host. The host that comes back deletes the disk that it has.
+func TestAVolumeWhoseHostIsLost(t *testing.T) {
+	full(t)
+	hostsReady(t)
+	must(t, "volume", "create", "away", "--size", "256M", "--host", "b2")
+	t.Cleanup(func() { must(t, "volume", "delete", "away") })
+	newCluster(t, "away", 2, "--site", "a", "--volume", "away", "--lease", "12s", "--on-host-loss", "restore")
+	counting(t, "away")
+	made := checkpointed(t, "away")
+	taken := counted(t, "away")
+	until(t, time.Minute, "the volume's file is on two hosts", func() (bool, string) {
+		return len(decoded[struct {
+			Volume struct{ File struct{ Hosts []string } }
+		}](t, "checkpoint", "show", made.Meta.Name).Volume.File.Hosts) == 2, ""
+	})
+	for _, process := range []string{"watari-agent --manager", "qemu-storage-daemon"} {
+		signal("b2", process, syscall.SIGSTOP)
+		t.Cleanup(func() { signal("b2", process, syscall.SIGCONT) })
+	}
+	stopped := time.Now()
+	until(t, 3*time.Minute, "the volume is ready on another host", func() (bool, string) {
+		now := decoded[struct{ Host, State, Message string }](t, "volume", "show", "away")
+		return now.Host != "b2" && strings.HasSuffix(now.State, "_READY"), now.Host + " " + now.Message
+	})
+	settled(t, "away", 2)
+	t.Logf("the cluster ran again %.0f s after the volume's host was lost", time.Since(stopped).Seconds())
+	for _, process := range []string{"watari-agent --manager", "qemu-storage-daemon"} {
+		signal("b2", process, syscall.SIGCONT)
+	}
+	goesOnCounting(t, "away", taken)
+	until(t, time.Minute, "the old disk is gone", func() (bool, string) {
+		left := inHost(t, "b2", "ls "+agentState+"/volumes")
+		return left == "", left
+	})
 }

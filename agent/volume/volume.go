@@ -28,6 +28,10 @@ type Facts struct {
 	Owner     string `json:"owner"`
 	OwnerUID  string `json:"owner_uid"`
 	SizeBytes uint64 `json:"size_bytes"`
+	// Generation grows each time that the volume gets another host.
+	Generation uint64 `json:"generation,omitempty"`
+	// Restored are the latest restores in which the disk was put back to a checkpoint, the last one last.
+	Restored []string `json:"restored,omitempty"`
 }
 
 // User is the user that the daemon runs as, and that owns the disk.
@@ -104,28 +108,53 @@ func Create(ctx context.Context, folder, uid string, f Facts, user User) error {
 	}
 	defer os.RemoveAll(part) // fails harmlessly after the renaming
 	raw, image := filepath.Join(part, "raw"), filepath.Join(part, imageName)
+	err := inOrder(
+		func() error { return os.WriteFile(raw, nil, 0o600) },
+		func() error { return os.Truncate(raw, int64(f.SizeBytes)) },
+		func() error { return command(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", "-L", "watari-volume", raw) },
+		func() error { return command(ctx, "qemu-img", "convert", "-q", "-f", "raw", "-O", "qcow2", raw, image) },
+		func() error { return os.Remove(raw) },
+		func() error { return finish(part, f, user) },
+		func() error { return os.Rename(part, dir) },
+		func() error { return durable.SyncDir(folder) })
+	if err != nil {
+		return fmt.Errorf("make the disk of volume %s: %w", f.Name, err)
+	}
+	return nil
+}
+
+// finish makes a folder with a disk whole: what is in it is on disk, and QEMU's.
+func finish(part string, f Facts, user User) error {
+	image := filepath.Join(part, imageName)
+	return inOrder(
+		func() error { return syncFile(image) },
+		func() error { return os.Chown(image, user.UID, user.GID) },
+		func() error { return os.Chown(part, user.UID, user.GID) },
+		func() error { return writeFacts(part, f) })
+}
+
+func writeFacts(dir string, f Facts) error {
 	text, err := json.Marshal(f)
 	if err != nil {
 		return err
 	}
-	err = errors.Join(os.WriteFile(raw, nil, 0o600), os.Truncate(raw, int64(f.SizeBytes)))
-	for _, command := range [][]string{
-		{"mkfs.ext4", "-q", "-F", "-m", "0", "-L", "watari-volume", raw},
-		{"qemu-img", "convert", "-q", "-f", "raw", "-O", "qcow2", raw, image},
-	} {
-		if err != nil {
-			break
-		}
-		if out, failed := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); failed != nil {
-			err = fmt.Errorf("%s: %w: %s", command[0], failed, strings.TrimSpace(string(out)))
+	return durable.WriteFile(filepath.Join(dir, factsName), text, 0o600)
+}
+
+// inOrder takes steps until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
 		}
 	}
-	if err == nil {
-		err = errors.Join(os.Remove(raw), syncFile(image), durable.WriteFile(filepath.Join(part, factsName), text, 0o600),
-			os.Chown(image, user.UID, user.GID), os.Chown(part, user.UID, user.GID), os.Rename(part, dir), durable.SyncDir(folder))
-	}
-	if err != nil {
-		return fmt.Errorf("make the disk of volume %s: %w", f.Name, err)
+	return nil
+}
+
+// command runs a program; the error has what it said.
+func command(ctx context.Context, name string, args ...string) error {
+	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

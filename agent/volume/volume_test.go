@@ -5,12 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
 
-func TestADiskIsMadeServedAndDeleted(t *testing.T) {
-	for _, program := range []string{"mkfs.ext4", "qemu-img", "qemu-storage-daemon", "qemu-nbd"} {
+func needs(t *testing.T) {
+	for _, program := range []string{"mkfs.ext4", "qemu-img", "qemu-storage-daemon", "qemu-nbd", "qemu-io"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("needs %s", program)
 		}
@@ -18,6 +19,10 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
+}
+
+func TestADiskIsMadeServedAndDeleted(t *testing.T) {
+	needs(t)
 	ctx, folder, run, user := context.Background(), t.TempDir(), t.TempDir(), User{}
 	const uid = "5f3a"
 	facts := Facts{Name: "data", Owner: "ann", SizeBytes: 2 << 30}
@@ -29,7 +34,7 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if found, err := List(folder); err != nil || len(found) != 1 || found[uid] != facts {
+	if found, err := List(folder); err != nil || len(found) != 1 || !reflect.DeepEqual(found[uid], facts) {
 		t.Fatalf("there are %v, %v", found, err)
 	}
 	if err := Open(folder, run, "another").Serve(ctx, user); err == nil || !strings.Contains(err.Error(), "its disk is missing") {
@@ -63,5 +68,65 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	}
 	if found, err := List(folder); err != nil || len(found) != 0 || d.Served() {
 		t.Errorf("afterwards there are %v, %v", found, err)
+	}
+}
+
+// A disk is put back to the state that it had when a copy began, whatever was written since. A copy that was left behind is in nobody's way.
+func TestADiskIsPutBackToItsState(t *testing.T) {
+	needs(t)
+	ctx, folder, run, user := context.Background(), t.TempDir(), t.TempDir(), User{}
+	const uid = "5f3a"
+	facts := Facts{Name: "data", Owner: "ann", SizeBytes: 128 << 20}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(Create(ctx, folder, uid, facts, user))
+	d := Open(folder, run, uid)
+	t.Cleanup(func() { _ = d.Delete() })
+	must(d.Serve(ctx, user))
+	io := func(do string) {
+		t.Helper()
+		if out, err := exec.Command("qemu-io", "-f", "raw", "-c", do, "nbd+unix:///"+export+"?socket="+d.Socket()).CombinedOutput(); err != nil || strings.Contains(string(out), "failed") {
+			t.Fatalf("%s: %v: %s", do, err, out)
+		}
+	}
+	io("write -P 1 64M 32M")
+	for range 2 { // the first is left behind
+		c, err := d.PrepareCopy(ctx, user)
+		must(err)
+		must(c.Begin())
+	}
+	io("write -P 2 80M 32M")
+	path, err := (&Copy{d, filepath.Join(folder, uid, copyFile)}).Wait(ctx)
+	must(err)
+	kept := filepath.Join(t.TempDir(), "kept")
+	must(os.Rename(path, kept))
+	read := func(to string) error { return exec.Command("cp", kept, to).Run() }
+	for _, restore := range []struct {
+		id   string
+		want []string
+	}{
+		{"first", []string{"read -P 1 64M 32M", "read -P 0 96M 16M", "write -P 3 64M 1M"}},
+		{"first", []string{"read -P 3 64M 1M"}}, // once for each id
+		{"second", []string{"read -P 1 64M 32M"}},
+	} {
+		_, err := Restore(folder, run, uid, restore.id, facts, user, read)
+		must(err)
+		must(d.Serve(ctx, user))
+		for _, do := range restore.want {
+			io(do)
+		}
+	}
+	facts.Generation = 2
+	must(d.Delete())
+	_, err = Restore(folder, run, uid, "third", facts, user, read)
+	must(err)
+	must(d.Serve(ctx, user))
+	io("read -P 1 64M 32M")
+	if found, err := List(folder); err != nil || found[uid].Generation != 2 || !reflect.DeepEqual(found[uid].Restored, []string{"third"}) {
+		t.Errorf("there are %v, %v", found, err)
 	}
 }

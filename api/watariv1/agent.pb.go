@@ -908,8 +908,9 @@ type VolumeWanted struct {
 	Discard bool                   `protobuf:"varint,2,opt,name=discard,proto3" json:"discard,omitempty"` // delete it. A host keeps a volume that no order mentions.
 	Facts   *VolumeFacts           `protobuf:"bytes,3,opt,name=facts,proto3" json:"facts,omitempty"`
 	// readers are the hosts that may use the disk: where the guest runs or arrives. All other hosts' connections end.
-	Readers       []*BlobPeer `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
-	Make          bool        `protobuf:"varint,5,opt,name=make,proto3" json:"make,omitempty"` // make an empty disk if there is none. A disk that was ready once and is missing is never made anew.
+	Readers       []*BlobPeer   `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
+	Make          bool          `protobuf:"varint,5,opt,name=make,proto3" json:"make,omitempty"`      // make an empty disk if there is none. A disk that was ready once and is missing is never made anew.
+	Restore       *RestoreOrder `protobuf:"bytes,6,opt,name=restore,proto3" json:"restore,omitempty"` // put the disk back to a checkpoint, once for each id; unset: leave it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,7 +980,14 @@ func (x *VolumeWanted) GetMake() bool {
 	return false
 }
 
-// RestoreOrder names the file from which a guest is restored. The host fetches it as HostWanted.checkpoints says.
+func (x *VolumeWanted) GetRestore() *RestoreOrder {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// RestoreOrder names the file from which a guest or a volume is restored. The host fetches it as HostWanted.checkpoints says.
 type RestoreOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of the restore
@@ -1048,7 +1056,7 @@ func (x *RestoreOrder) GetKey() string {
 	return ""
 }
 
-// CheckpointWanted is the order about one guest of a checkpoint on one host.
+// CheckpointWanted is the order about one guest of a checkpoint on one host, or about the volume.
 type CheckpointWanted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CheckpointId  string                 `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
@@ -1059,6 +1067,7 @@ type CheckpointWanted struct {
 	Recipient     string                 `protobuf:"bytes,6,opt,name=recipient,proto3" json:"recipient,omitempty"` // PREPARE: the public key to which the file is encrypted
 	Limit         uint64                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`        // PREPARE: of the file, bytes
 	File          *CheckpointFile        `protobuf:"bytes,8,opt,name=file,proto3" json:"file,omitempty"`           // KEEP: a host that lacks it fetches it as HostWanted.blobs says
+	Volume        bool                   `protobuf:"varint,9,opt,name=volume,proto3" json:"volume,omitempty"`      // guest and guest_uid are a volume's name and uid; TAKE: begin a copy of its disk, write the file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1147,6 +1156,13 @@ func (x *CheckpointWanted) GetFile() *CheckpointFile {
 		return x.File
 	}
 	return nil
+}
+
+func (x *CheckpointWanted) GetVolume() bool {
+	if x != nil {
+		return x.Volume
+	}
+	return false
 }
 
 // GuestRoute names the host to which a guest's address is routed.
@@ -3024,18 +3040,19 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06volume\x18\x10 \x01(\v2\x17.watari.v1.VolumeSourceR\x06volume\"I\n" +
 	"\fVolumeSource\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12'\n" +
-	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\xab\x01\n" +
+	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\xde\x01\n" +
 	"\fVolumeWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\adiscard\x18\x02 \x01(\bR\adiscard\x12,\n" +
 	"\x05facts\x18\x03 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12-\n" +
 	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\x12\x12\n" +
-	"\x04make\x18\x05 \x01(\bR\x04make\"\x84\x01\n" +
+	"\x04make\x18\x05 \x01(\bR\x04make\x121\n" +
+	"\arestore\x18\x06 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\x84\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
 	"\x04file\x18\x03 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x10\n" +
-	"\x03key\x18\x04 \x01(\tR\x03key\"\x95\x02\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\"\xad\x02\n" +
 	"\x10CheckpointWanted\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -3044,7 +3061,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05order\x18\x05 \x01(\x0e2\x1a.watari.v1.CheckpointOrderR\x05order\x12\x1c\n" +
 	"\trecipient\x18\x06 \x01(\tR\trecipient\x12\x14\n" +
 	"\x05limit\x18\a \x01(\x04R\x05limit\x12-\n" +
-	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\":\n" +
+	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x16\n" +
+	"\x06volume\x18\t \x01(\bR\x06volume\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -3346,61 +3364,62 @@ var file_watari_v1_agent_proto_depIdxs = []int32{
 	23, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
 	42, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
 	23, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
-	43, // 14: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	44, // 15: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	43, // 16: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	1,  // 17: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	45, // 18: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	16, // 19: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	17, // 20: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	21, // 21: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	18, // 22: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	19, // 23: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	23, // 24: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	23, // 25: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 26: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	46, // 27: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	11, // 28: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	22, // 29: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	38, // 30: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	24, // 31: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	25, // 32: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	47, // 33: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	27, // 34: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	15, // 35: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	13, // 36: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
-	3,  // 37: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	48, // 38: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	49, // 39: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	41, // 40: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 41: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	46, // 42: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	50, // 43: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	51, // 44: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	28, // 45: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	30, // 46: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	31, // 47: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	47, // 48: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	29, // 49: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	52, // 50: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	53, // 51: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
-	20, // 52: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	54, // 53: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	26, // 54: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	33, // 55: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 56: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	35, // 57: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 58: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	32, // 59: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	34, // 60: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	55, // 61: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	36, // 62: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 63: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	59, // [59:64] is the sub-list for method output_type
-	54, // [54:59] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	14, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
+	43, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	44, // 16: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	43, // 17: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	1,  // 18: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	45, // 19: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	16, // 20: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	17, // 21: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	21, // 22: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	18, // 23: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	19, // 24: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	23, // 25: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	23, // 26: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 27: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	46, // 28: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 29: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	22, // 30: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	38, // 31: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	24, // 32: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	25, // 33: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	47, // 34: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	27, // 35: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	15, // 36: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	13, // 37: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
+	3,  // 38: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	48, // 39: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	49, // 40: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	41, // 41: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 42: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	46, // 43: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	50, // 44: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	51, // 45: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	28, // 46: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	30, // 47: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	31, // 48: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	47, // 49: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	29, // 50: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	52, // 51: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	53, // 52: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	20, // 53: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	54, // 54: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	26, // 55: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	33, // 56: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 57: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	35, // 58: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 59: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	32, // 60: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	34, // 61: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	55, // 62: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	36, // 63: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 64: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	60, // [60:65] is the sub-list for method output_type
+	55, // [55:60] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }

@@ -430,30 +430,32 @@ type CheckpointState int32
 
 const (
 	CheckpointState_CHECKPOINT_STATE_UNSPECIFIED CheckpointState = 0
-	CheckpointState_CHECKPOINT_STATE_PENDING     CheckpointState = 1 // waits until all guests run and none moves
-	CheckpointState_CHECKPOINT_STATE_PREPARING   CheckpointState = 2 // hosts make ready to stop their guests
-	CheckpointState_CHECKPOINT_STATE_STOPPING    CheckpointState = 3 // until all guests stand
-	CheckpointState_CHECKPOINT_STATE_TAKING      CheckpointState = 4 // guests go on, each from the moment of its snapshot
-	CheckpointState_CHECKPOINT_STATE_WRITING     CheckpointState = 5 // all guests run; hosts write files
-	CheckpointState_CHECKPOINT_STATE_DONE        CheckpointState = 6 // the cluster can be restored from it
-	CheckpointState_CHECKPOINT_STATE_FAILED      CheckpointState = 7 // the guests run on; there are no files
-	CheckpointState_CHECKPOINT_STATE_CANCELLED   CheckpointState = 8 // the same
-	CheckpointState_CHECKPOINT_STATE_DAMAGED     CheckpointState = 9 // was done, and no host has one of its files any more
+	CheckpointState_CHECKPOINT_STATE_PENDING     CheckpointState = 1  // waits until all guests run and none moves
+	CheckpointState_CHECKPOINT_STATE_PREPARING   CheckpointState = 2  // hosts make ready to stop their guests
+	CheckpointState_CHECKPOINT_STATE_STOPPING    CheckpointState = 3  // until all guests stand
+	CheckpointState_CHECKPOINT_STATE_TAKING      CheckpointState = 4  // guests go on, each from the moment of its snapshot
+	CheckpointState_CHECKPOINT_STATE_WRITING     CheckpointState = 5  // all guests run; hosts write files
+	CheckpointState_CHECKPOINT_STATE_DONE        CheckpointState = 6  // the cluster can be restored from it
+	CheckpointState_CHECKPOINT_STATE_FAILED      CheckpointState = 7  // the guests run on; there are no files
+	CheckpointState_CHECKPOINT_STATE_CANCELLED   CheckpointState = 8  // the same
+	CheckpointState_CHECKPOINT_STATE_DAMAGED     CheckpointState = 9  // was done, and no host has one of its files any more
+	CheckpointState_CHECKPOINT_STATE_FREEZING    CheckpointState = 10 // between STOPPING and TAKING, if there is a volume: its host begins a copy of it
 )
 
 // Enum value maps for CheckpointState.
 var (
 	CheckpointState_name = map[int32]string{
-		0: "CHECKPOINT_STATE_UNSPECIFIED",
-		1: "CHECKPOINT_STATE_PENDING",
-		2: "CHECKPOINT_STATE_PREPARING",
-		3: "CHECKPOINT_STATE_STOPPING",
-		4: "CHECKPOINT_STATE_TAKING",
-		5: "CHECKPOINT_STATE_WRITING",
-		6: "CHECKPOINT_STATE_DONE",
-		7: "CHECKPOINT_STATE_FAILED",
-		8: "CHECKPOINT_STATE_CANCELLED",
-		9: "CHECKPOINT_STATE_DAMAGED",
+		0:  "CHECKPOINT_STATE_UNSPECIFIED",
+		1:  "CHECKPOINT_STATE_PENDING",
+		2:  "CHECKPOINT_STATE_PREPARING",
+		3:  "CHECKPOINT_STATE_STOPPING",
+		4:  "CHECKPOINT_STATE_TAKING",
+		5:  "CHECKPOINT_STATE_WRITING",
+		6:  "CHECKPOINT_STATE_DONE",
+		7:  "CHECKPOINT_STATE_FAILED",
+		8:  "CHECKPOINT_STATE_CANCELLED",
+		9:  "CHECKPOINT_STATE_DAMAGED",
+		10: "CHECKPOINT_STATE_FREEZING",
 	}
 	CheckpointState_value = map[string]int32{
 		"CHECKPOINT_STATE_UNSPECIFIED": 0,
@@ -466,6 +468,7 @@ var (
 		"CHECKPOINT_STATE_FAILED":      7,
 		"CHECKPOINT_STATE_CANCELLED":   8,
 		"CHECKPOINT_STATE_DAMAGED":     9,
+		"CHECKPOINT_STATE_FREEZING":    10,
 	}
 )
 
@@ -3663,7 +3666,8 @@ func (x *CheckpointFile) GetHosts() []string {
 	return nil
 }
 
-// CheckpointMember is one guest of a checkpoint, and where it ran.
+// CheckpointMember is one guest of a checkpoint, and where it ran; or a volume, and where it lay: then guest and guest_uid are its name and
+// uid, and what only a guest has is unset.
 type CheckpointMember struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`
@@ -3844,6 +3848,7 @@ type Checkpoint struct {
 	Runs          []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
 	StoodMs       uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
 	Suspends      bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
+	Volume        *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3988,6 +3993,13 @@ func (x *Checkpoint) GetSuspends() bool {
 		return x.Suspends
 	}
 	return false
+}
+
+func (x *Checkpoint) GetVolume() *CheckpointMember {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
 }
 
 // CheckpointPlan says when checkpoints of a cluster are made unasked, and how many are kept.
@@ -4172,6 +4184,7 @@ type Volume struct {
 	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid    string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	UsedBytes     uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk; set in answers, not stored
+	Generation    uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                // grows each time that the volume gets another host; a disk of an older one is stale
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4262,6 +4275,13 @@ func (x *Volume) GetUsedBytes() uint64 {
 	return 0
 }
 
+func (x *Volume) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 // VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
 type VolumeFacts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4269,6 +4289,7 @@ type VolumeFacts struct {
 	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	OwnerUid      string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // as in Volume, when the disk was made
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4331,6 +4352,13 @@ func (x *VolumeFacts) GetSizeBytes() uint64 {
 	return 0
 }
 
+func (x *VolumeFacts) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 // VolumeObserved is a host's report of a volume.
 type VolumeObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4338,7 +4366,8 @@ type VolumeObserved struct {
 	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`                          // its disk is there and served
 	UsedBytes     uint64                 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk, in steps of 64 MiB
 	Facts         *VolumeFacts           `protobuf:"bytes,4,opt,name=facts,proto3" json:"facts,omitempty"`
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`   // why it is not ready
+	Restored      string                 `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"` // the latest restore in which its disk was put back
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4404,6 +4433,13 @@ func (x *VolumeObserved) GetFacts() *VolumeFacts {
 func (x *VolumeObserved) GetMessage() string {
 	if x != nil {
 		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeObserved) GetRestored() string {
+	if x != nil {
+		return x.Restored
 	}
 	return ""
 }
@@ -6099,7 +6135,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xd4\x04\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x89\x05\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -6119,7 +6155,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12,\n" +
 	"\x04runs\x18\x0e \x03(\v2\x18.watari.v1.CheckpointRunR\x04runs\x12\x19\n" +
 	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\x12\x1a\n" +
-	"\bsuspends\x18\x10 \x01(\bR\bsuspends\"I\n" +
+	"\bsuspends\x18\x10 \x01(\bR\bsuspends\x123\n" +
+	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\"I\n" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xd5\x02\n" +
@@ -6136,7 +6173,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\x82\x02\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\xa2\x02\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -6148,20 +6185,27 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vcluster_uid\x18\a \x01(\tR\n" +
 	"clusterUid\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\b \x01(\x04R\tusedBytes\"s\n" +
+	"used_bytes\x18\b \x01(\x04R\tusedBytes\x12\x1e\n" +
+	"\n" +
+	"generation\x18\t \x01(\x04R\n" +
+	"generation\"\x93\x01\n" +
 	"\vVolumeFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
 	"\towner_uid\x18\x03 \x01(\tR\bownerUid\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\"\x9f\x01\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\x04R\n" +
+	"generation\"\xbb\x01\n" +
 	"\x0eVolumeObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12,\n" +
 	"\x05facts\x18\x04 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\"\x96\x02\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
+	"\brestored\x18\x06 \x01(\tR\brestored\"\x96\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -6341,7 +6385,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x1cMIGRATION_STATE_ROLLING_BACK\x10\x06\x12\x18\n" +
 	"\x14MIGRATION_STATE_DONE\x10\a\x12\x1a\n" +
 	"\x16MIGRATION_STATE_FAILED\x10\b\x12\x1d\n" +
-	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xc1\x02\n" +
+	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xe0\x02\n" +
 	"\x0fCheckpointState\x12 \n" +
 	"\x1cCHECKPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CHECKPOINT_STATE_PENDING\x10\x01\x12\x1e\n" +
@@ -6352,7 +6396,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x15CHECKPOINT_STATE_DONE\x10\x06\x12\x1b\n" +
 	"\x17CHECKPOINT_STATE_FAILED\x10\a\x12\x1e\n" +
 	"\x1aCHECKPOINT_STATE_CANCELLED\x10\b\x12\x1c\n" +
-	"\x18CHECKPOINT_STATE_DAMAGED\x10\t*\xc0\x01\n" +
+	"\x18CHECKPOINT_STATE_DAMAGED\x10\t\x12\x1d\n" +
+	"\x19CHECKPOINT_STATE_FREEZING\x10\n" +
+	"*\xc0\x01\n" +
 	"\x0fCheckpointOrder\x12 \n" +
 	"\x1cCHECKPOINT_ORDER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CHECKPOINT_ORDER_PREPARE\x10\x01\x12\x19\n" +
@@ -6489,110 +6535,111 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	70, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	70, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
-	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	19, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	20, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
-	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	19, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	17, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	18, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	24, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	21, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	70, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	70, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	27, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	27, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	27, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	28, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	30, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	29, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	16, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	23, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	33, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	32, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
-	0,  // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	25, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	70, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	26, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	70, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	70, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	16, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	16, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	35, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	35, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	35, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
-	37, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	3,  // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	16, // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	38, // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	22, // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	4,  // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	47, // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	48, // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	16, // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	37, // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	70, // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	22, // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,  // 47: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	16, // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,  // 49: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	41, // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	70, // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	70, // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	70, // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	35, // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	43, // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	22, // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	16, // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,  // 58: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	44, // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	70, // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	70, // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	70, // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	45, // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	10, // 64: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	70, // 65: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	70, // 66: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	16, // 67: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	11, // 68: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	50, // 69: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,  // 70: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	43, // 71: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	16, // 72: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	68, // 73: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	13, // 74: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	16, // 75: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	54, // 76: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	12, // 77: watari.v1.Run.state:type_name -> watari.v1.RunState
-	70, // 78: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	70, // 79: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	69, // 80: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	16, // 81: watari.v1.User.meta:type_name -> watari.v1.Meta
-	14, // 82: watari.v1.User.role:type_name -> watari.v1.Role
-	56, // 83: watari.v1.User.quota:type_name -> watari.v1.Quota
-	16, // 84: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	70, // 85: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	70, // 86: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	15, // 87: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	70, // 88: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	70, // 89: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	62, // 90: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	16, // 91: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	63, // 92: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	63, // 93: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	65, // 94: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	38, // 95: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	66, // 96: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	37, // 97: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	22, // 98: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	99, // [99:99] is the sub-list for method output_type
-	99, // [99:99] is the sub-list for method input_type
-	99, // [99:99] is the sub-list for extension type_name
-	99, // [99:99] is the sub-list for extension extendee
-	0,  // [0:99] is the sub-list for field type_name
+	70,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	70,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
+	19,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	20,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	1,   // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
+	19,  // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	17,  // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	18,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	24,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	21,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	70,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	70,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	27,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	27,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	27,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	28,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	30,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	29,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	16,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	23,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	33,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	32,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
+	25,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	70,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	26,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	70,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	70,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	16,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	16,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	35,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	35,  // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	35,  // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
+	37,  // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,   // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	3,   // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
+	16,  // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	38,  // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	22,  // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,   // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	47,  // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	48,  // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	16,  // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	37,  // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	70,  // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	22,  // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 47: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	16,  // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 49: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	41,  // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	70,  // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	70,  // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	70,  // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	35,  // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	43,  // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	22,  // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	16,  // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 58: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	44,  // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	70,  // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	70,  // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	70,  // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	45,  // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	44,  // 64: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	10,  // 65: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	70,  // 66: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	70,  // 67: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	16,  // 68: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	11,  // 69: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	50,  // 70: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,   // 71: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	43,  // 72: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	16,  // 73: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	68,  // 74: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	13,  // 75: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	16,  // 76: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	54,  // 77: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	12,  // 78: watari.v1.Run.state:type_name -> watari.v1.RunState
+	70,  // 79: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	70,  // 80: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	69,  // 81: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	16,  // 82: watari.v1.User.meta:type_name -> watari.v1.Meta
+	14,  // 83: watari.v1.User.role:type_name -> watari.v1.Role
+	56,  // 84: watari.v1.User.quota:type_name -> watari.v1.Quota
+	16,  // 85: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	70,  // 86: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	70,  // 87: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	15,  // 88: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	70,  // 89: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	70,  // 90: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	62,  // 91: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	16,  // 92: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	63,  // 93: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	63,  // 94: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	65,  // 95: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	38,  // 96: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	66,  // 97: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	37,  // 98: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	22,  // 99: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	100, // [100:100] is the sub-list for method output_type
+	100, // [100:100] is the sub-list for method input_type
+	100, // [100:100] is the sub-list for extension type_name
+	100, // [100:100] is the sub-list for extension extendee
+	0,   // [0:100] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

@@ -159,7 +159,7 @@ func doing(state v1.CheckpointState) string {
 		return "waiting"
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
 		return "hosts make ready"
-	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING, v1.CheckpointState_CHECKPOINT_STATE_TAKING:
+	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING, v1.CheckpointState_CHECKPOINT_STATE_FREEZING, v1.CheckpointState_CHECKPOINT_STATE_TAKING:
 		return "guests stand still"
 	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
 		return "guests run; their memory is written"
@@ -251,11 +251,21 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 	if len(c.GetMembers()) == 0 {
 		return
 	}
+	file := func(m *v1.CheckpointMember) (size, state, hosts string) {
+		return output.Size(m.GetFile().GetBlob().GetSize()), output.Size(m.GetFile().GetStateBytes()), strings.Join(m.GetFile().GetHosts(), ", ")
+	}
+	if v := c.GetVolume(); v != nil {
+		size, state, hosts := file(v)
+		fmt.Fprintln(w)
+		t := output.NewTable("VOLUME", "WAS ON", "SIZE", "DISK", "FILE ON")
+		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts)
+		t.Write(w)
+	}
 	fmt.Fprintln(w)
 	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON")
 	for _, m := range c.GetMembers() {
-		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), output.Size(m.GetFile().GetBlob().GetSize()), output.Size(m.GetFile().GetStateBytes()),
-			strings.Join(m.GetFile().GetHosts(), ", "))
+		size, state, hosts := file(m)
+		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), size, state, hosts)
 	}
 	t.Write(w)
 }

@@ -1,0 +1,199 @@
+package volume
+
+// copy.go - the state of a disk at one moment, taken while guests use it, and a disk put back to such a state.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"watari/internal/durable"
+	"watari/internal/qmp"
+)
+
+const (
+	copyFile = "copy.qcow2" // in the disk's folder
+	copyNode = "copy"       // node and job in the daemon
+	diskNode = "disk"
+	// copyLook is how often it is asked whether a copy is whole.
+	copyLook = 200 * time.Millisecond
+	// restoresKept is how many restores a disk remembers.
+	restoresKept = 32
+)
+
+// Copy is the state of a disk at the moment at which it began, as a qcow2 file of its own. QEMU copies it while the disk is in use: what is
+// about to be overwritten is copied first.
+type Copy struct {
+	disk *Disk
+	path string
+}
+
+// PrepareCopy makes an empty file for a copy. A copy that another process has left behind is ended.
+func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
+	c := &Copy{d, filepath.Join(d.dir, copyFile)}
+	var facts Facts
+	err := inOrder(
+		func() (err error) { facts, err = d.facts(); return err },
+		c.Close,
+		func() error {
+			return command(ctx, "qemu-img", "create", "-q", "-f", "qcow2", c.path, fmt.Sprint(facts.SizeBytes))
+		},
+		func() error { return os.Chmod(c.path, 0o600) },
+		func() error { return os.Chown(c.path, user.UID, user.GID) },
+		func() error {
+			return d.ask(func(m *qmp.Monitor) error {
+				return m.Ask("blockdev-add", map[string]any{"driver": "qcow2", "node-name": copyNode, "discard": "unmap", "file": map[string]any{"driver": "file", "filename": c.path}}, nil)
+			})
+		})
+	if err != nil {
+		return nil, fmt.Errorf("prepare a copy of a volume: %w", errors.Join(err, c.Close()))
+	}
+	return c, nil
+}
+
+// ask does something with the daemon's monitor.
+func (d *Disk) ask(do func(*qmp.Monitor) error) error {
+	m, err := qmp.Dial(d.monitor(), askTime)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return do(m)
+}
+
+// Begin fixes the moment: the copy has what was written to the disk until then, and nothing that is written after Begin has returned.
+func (c *Copy) Begin() error {
+	err := c.disk.ask(func(m *qmp.Monitor) error {
+		return m.Ask("blockdev-backup", map[string]any{"job-id": copyNode, "device": diskNode, "target": copyNode, "sync": "top", "auto-dismiss": false}, nil)
+	})
+	if err != nil {
+		return fmt.Errorf("begin a copy of a volume: %w", err)
+	}
+	return nil
+}
+
+// job is what QEMU says of a job.
+type job struct {
+	ID     string `json:"id"`
+	Status string `json:"status"`
+	Error  string `json:"error"`
+}
+
+// Wait waits until the copy is whole, and returns the path of its file. Close removes the file.
+func (c *Copy) Wait(ctx context.Context) (path string, err error) {
+	for {
+		now, err := c.job()
+		switch {
+		case err != nil:
+			return "", fmt.Errorf("copy a volume: %w", err)
+		case now == nil:
+			return "", errors.New("copy a volume: qemu-storage-daemon was started anew")
+		case now.Status == "concluded" && now.Error != "":
+			return "", fmt.Errorf("copy a volume: %s", now.Error)
+		case now.Status == "concluded":
+			if err := c.forget(); err != nil {
+				return "", fmt.Errorf("copy a volume: %w", err)
+			}
+			return c.path, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(copyLook):
+		}
+	}
+}
+
+// job returns the job that copies; nil: there is none.
+func (c *Copy) job() (found *job, err error) {
+	var jobs []job
+	err = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("query-jobs", nil, &jobs) })
+	if i := slices.IndexFunc(jobs, func(j job) bool { return j.ID == copyNode }); i >= 0 {
+		found = &jobs[i]
+	}
+	return found, err
+}
+
+// forget takes a job that has ended, and the file, from the daemon.
+func (c *Copy) forget() error {
+	return c.disk.ask(func(m *qmp.Monitor) error {
+		return errors.Join(m.Ask("job-dismiss", map[string]any{"id": copyNode}, nil), m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil))
+	})
+}
+
+// Close ends the copy, whole or not, and removes its file.
+func (c *Copy) Close() error {
+	for begun := time.Now(); time.Since(begun) < startTime; time.Sleep(copyLook) {
+		now, err := c.job()
+		if err != nil { // the daemon is gone, and the job with it
+			break
+		}
+		if now == nil {
+			_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil) }) // there may be none
+			break
+		}
+		if now.Status == "concluded" {
+			_ = c.forget()
+			continue
+		}
+		_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("job-cancel", map[string]any{"id": copyNode}, nil) })
+	}
+	if err := os.Remove(c.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// facts reads the disk's description.
+func (d *Disk) facts() (f Facts, err error) {
+	text, err := os.ReadFile(filepath.Join(d.dir, factsName))
+	if err == nil {
+		err = json.Unmarshal(text, &f)
+	}
+	return f, err
+}
+
+// Restore puts the disk back to a state that a Copy had. read writes that state to a file. Nobody may use the disk meanwhile; its daemon is
+// ended. f describes the disk, which is made if there is none. It is done once for each id: the description that is returned has the id.
+func Restore(folder, run, uid, id string, f Facts, user User, read func(to string) error) (Facts, error) {
+	d := Open(folder, run, uid)
+	if have, err := d.facts(); err == nil {
+		if slices.Contains(have.Restored, id) {
+			return have, nil
+		}
+		f.Restored = have.Restored
+	}
+	f.Restored = append(slices.Clone(f.Restored), id)
+	f.Restored = f.Restored[max(0, len(f.Restored)-restoresKept):]
+	if err := d.restore(folder, f, user, read); err != nil {
+		return f, fmt.Errorf("put volume %s back: %w", f.Name, err)
+	}
+	return f, nil
+}
+
+func (d *Disk) restore(folder string, f Facts, user User, read func(to string) error) error {
+	part := d.dir + partName
+	if err := errors.Join(os.RemoveAll(part), os.MkdirAll(part, 0o700)); err != nil {
+		return err
+	}
+	defer os.RemoveAll(part) // fails harmlessly after the renaming
+	image := filepath.Join(part, imageName)
+	if err := inOrder(func() error { return read(image) }, func() error { return finish(part, f, user) }); err != nil {
+		return err
+	}
+	d.kill()
+	if _, err := os.Stat(d.dir); errors.Is(err, fs.ErrNotExist) {
+		return inOrder(func() error { return os.Rename(part, d.dir) }, func() error { return durable.SyncDir(folder) })
+	}
+	// The disk is never missing: an order that comes too late would not make it again.
+	return inOrder(
+		func() error { return os.Rename(image, filepath.Join(d.dir, imageName)) },
+		func() error { return durable.SyncDir(d.dir) },
+		func() error { return writeFacts(d.dir, f) })
+}

@@ -1,0 +1,235 @@
+package sim
+
+// volumes.go - volumes: the disks that hosts keep, what they do with them, and what must hold of a guest and its disk.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"watari/agent/domain"
+	v1 "watari/api/watariv1"
+	"watari/core"
+)
+
+// diskSpace is what a host has for volumes, bytes.
+const diskSpace = 100 << 30
+
+// disk is a volume's disk on a host.
+type disk struct {
+	facts *v1.VolumeFacts
+	// line names what was written to it: it changes when the disk is put back to a checkpoint, so that what a guest has in memory may belong to
+	// another line.
+	line     string
+	restored []string
+	served   bool
+	working  bool
+}
+
+// followVolumes has a host follow its orders about volumes, which it keeps.
+func (h *host) followVolumes(w *v1.HostWanted) {
+	h.volumeOrders = map[string]*v1.VolumeWanted{}
+	for _, v := range w.GetVolumes() {
+		h.volumeOrders[v.Uid] = v
+	}
+	for _, g := range w.GetGuests() {
+		if c := h.copies[g.Uid]; c != nil && g.Volume != nil {
+			c.disk, c.diskAt = g.Volume.Uid, g.Volume.Host.GetName()
+		}
+	}
+	h.sim.checkDisks()
+	h.workOnVolumes()
+}
+
+// workOnVolumes does what the orders ask for, again and again while something is left.
+func (h *host) workOnVolumes() {
+	again := false
+	for _, uid := range slices.Sorted(maps.Keys(h.volumeOrders)) {
+		w, d := h.volumeOrders[uid], h.disks[uid]
+		switch {
+		case d != nil && d.working:
+		case w.Discard && d == nil:
+		case w.Discard:
+			h.onVolume(d, func() {
+				h.sim.checkDiscard(h, uid, d)
+				delete(h.disks, uid)
+			})
+		case w.Restore != nil && !(d != nil && slices.Contains(d.restored, w.Restore.Id)):
+			if d != nil {
+				d.served = false
+			}
+			if h.files[fileOf{w.Restore.CheckpointId, uid}] == 0 {
+				again = true
+				continue
+			}
+			h.onVolume(d, func() { h.putBack(uid, w) })
+		case d == nil && w.Make:
+			h.onVolume(d, func() {
+				if h.disks[uid] != nil {
+					return
+				}
+				if h.sim.made[uid] {
+					h.sim.violate("host %s makes an empty disk for volume %s, which had one", h.name, uid)
+				}
+				h.disks[uid] = &disk{facts: w.Facts, line: "new"}
+			})
+		case d != nil && !d.served:
+			h.onVolume(d, func() { d.served, h.sim.made[uid] = true, true })
+		}
+	}
+	if again {
+		life := h.life
+		h.sim.after(time.Second, func() {
+			if h.life == life && h.agent != nil {
+				h.workOnVolumes()
+			}
+		})
+	}
+}
+
+// onVolume does something about a disk after a while, unless the agent has ended meanwhile. d is nil if there is none yet.
+func (h *host) onVolume(d *disk, do func()) {
+	if d != nil {
+		d.working = true
+	}
+	life := h.life
+	h.sim.after(h.sim.between(50*time.Millisecond, 2*time.Second), func() {
+		if d != nil {
+			d.working = false
+		}
+		if h.life != life || h.agent == nil || h.full {
+			return
+		}
+		do()
+		h.report()
+		h.workOnVolumes()
+	})
+}
+
+// putBack puts a disk back to a checkpoint.
+func (h *host) putBack(uid string, w *v1.VolumeWanted) {
+	d := h.disks[uid]
+	if d == nil {
+		d = &disk{}
+		h.disks[uid] = d
+	}
+	if slices.Contains(d.restored, w.Restore.Id) {
+		return
+	}
+	d.facts, d.line, d.served = w.Facts, w.Restore.Id, false
+	d.restored = append(d.restored, w.Restore.Id)
+	h.sim.tell(h.name, "volume %s is put back: %s", uid, d.line)
+	h.sim.checkDisks()
+}
+
+// reportVolumes is the volumes' part of a report.
+func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
+	for _, uid := range slices.Sorted(maps.Keys(h.disks)) {
+		d := h.disks[uid]
+		o := &v1.VolumeObserved{Uid: uid, Ready: d.served, Facts: d.facts}
+		if n := len(d.restored); n > 0 {
+			o.Restored = d.restored[n-1]
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+// reach returns the disk that a host reaches for a guest; nil: none.
+func (s *Sim) reach(from *host, uid, at string) *disk {
+	h := s.hosts[at]
+	if h == nil || !h.up || h.agent == nil || h != from && s.apart(h, from) {
+		return nil
+	}
+	w, d := h.volumeOrders[uid], h.disks[uid]
+	if w == nil || d == nil || !d.served || !slices.ContainsFunc(w.Readers, func(r *v1.BlobPeer) bool { return r.Name == from.name }) {
+		return nil
+	}
+	return d
+}
+
+// opens lets a copy that is about to run, or to be restored, open its disk.
+func (h *host) opens(c *copyOf, w *v1.VolumeSource) error {
+	if w == nil {
+		return nil
+	}
+	d := h.sim.reach(h, w.Uid, w.Host.GetName())
+	if d == nil {
+		return errLibvirt
+	}
+	c.disk, c.diskAt, c.line = w.Uid, w.Host.GetName(), d.line
+	return nil
+}
+
+// checkDisks looks whether each guest that runs writes to a disk that is what its memory takes it for.
+func (s *Sim) checkDisks() {
+	for _, name := range s.names {
+		h := s.hosts[name]
+		for _, c := range h.live() {
+			if c.disk == "" || c.state != domain.Running || h.vouched || h.late(c) {
+				continue
+			}
+			if d := s.reach(h, c.disk, c.diskAt); d != nil && d.line != c.line {
+				s.violate("guest %s on %s has a disk of line %s, and its memory is of line %s", c.name, name, d.line, c.line)
+			}
+		}
+	}
+}
+
+// checkDiscard looks at a disk that is deleted: its user has asked for that, or another host has a newer one.
+func (s *Sim) checkDiscard(h *host, uid string, d *disk) {
+	for _, name := range s.names {
+		if other := s.hosts[name].disks[uid]; other != nil && other != d && other.facts.Generation > d.facts.Generation {
+			return
+		}
+	}
+	if !s.unwantedVolumes[uid] {
+		s.violate("host %s deletes volume %s, which is wanted", h.name, uid)
+	}
+}
+
+// createVolume makes a volume, or takes one that no cluster uses. It returns its name; empty: there is none.
+func (s *Sim) createVolume(pick int) string {
+	if name := s.idleVolume(); name != "" && pick%2 == 0 {
+		return name
+	}
+	name := fmt.Sprintf("v%d", s.clusters+1)
+	granted := s.admit(func(a *core.Admission) (core.Change, error) {
+		return a.CreateVolume(&v1.CreateVolumeRequest{Name: name, SizeBytes: 1 << 30})
+	})
+	if !granted {
+		return ""
+	}
+	return name
+}
+
+// deleteVolume deletes a volume that no cluster uses.
+func (s *Sim) deleteVolume() {
+	if name := s.idleVolume(); name != "" {
+		uid := s.store.objects.Volumes[name].Meta.Uid
+		if s.admit(func(a *core.Admission) (core.Change, error) { return a.DeleteVolume(name) }) {
+			s.unwantedVolumes[uid] = true
+		}
+	}
+}
+
+func (s *Sim) idleVolume() string {
+	for _, name := range slices.Sorted(maps.Keys(s.store.objects.Volumes)) {
+		if v := s.store.objects.Volumes[name]; v.Cluster == "" && v.Meta.Deleting == nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// unsettledVolume says what has not settled of a volume; empty: all has. A volume whose host was removed is lost, or waits for a restore.
+func (s *Sim) unsettledVolume(v *v1.Volume) string {
+	switch {
+	case v.Meta.Deleting != nil:
+		return "it is being deleted"
+	case v.State == v1.VolumeState_VOLUME_STATE_READY, v.State == v1.VolumeState_VOLUME_STATE_LOST, v.Generation > 0:
+		return ""
+	}
+	return "it is not ready: " + v.Message
+}
