@@ -32,8 +32,6 @@ var mutants = []mutant{
 		"STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_FREEZING,", "STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_TAKING,"}}},
 	{"a volume gets another host under its guest", []edit{{"core/volumes.go",
 		"p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:", "p.volumeAway(v, time.Second) && p.Clusters[v.Cluster] != nil:"}}},
-	{"a host deletes the newer disk of a volume", []edit{{"core/volumes.go", "|| o.GetFacts().GetGeneration() >= v.Generation {", "|| o.GetFacts().GetGeneration() > v.Generation {"}}},
-	{"an empty disk is made where one was lost", []edit{{"core/volumes.go", "Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,", "Make: true,"}}},
 	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
 	{"a cluster is restored beside copies that run", []edit{{"core/evidence.go", " || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING", ""},
 		{"core/restores.go", `		if g.Host != "" || p.changed(g)`, "		if p.changed(g)"}}},
