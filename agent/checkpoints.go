@@ -59,7 +59,12 @@ type savedFile struct {
 }
 
 func (f savedFile) proto() *v1.CheckpointFile {
-	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: f.File.Digest, Size: uint64(f.File.Size)}, StateBytes: uint64(f.File.State)}
+	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: f.File.Digest, Size: uint64(f.File.Size)}, StateBytes: uint64(f.File.State), Base: f.File.Base}
+}
+
+// fileOf is the opposite of savedFile.proto.
+func fileOf(f *v1.CheckpointFile) checkpoint.File {
+	return checkpoint.File{Digest: f.GetBlob().GetDigest(), Size: int64(f.GetBlob().GetSize()), State: int64(f.GetStateBytes()), Base: f.GetBase()}
 }
 
 // fileKey identifies a file.
@@ -108,7 +113,7 @@ func (k *checkpointKeeper) load() {
 			}
 		}
 		for _, entry := range entries {
-			guest := strings.TrimSuffix(entry.Name(), descriptionSuffix)
+			guest := strings.TrimSuffix(strings.TrimSuffix(entry.Name(), descriptionSuffix), checkpoint.IndexSuffix)
 			if _, whole := k.files[fileKey{folder.Name(), guest}]; !whole {
 				_ = os.Remove(filepath.Join(k.dir, folder.Name(), entry.Name()))
 			}
@@ -181,7 +186,7 @@ const fetchAgain = 2 * time.Second
 
 // keep fetches a file if it is not here, until it is here or not wanted any more. k.mu is held.
 func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
-	wanted := savedFile{Epoch: w.Epoch, File: checkpoint.File{Digest: w.GetFile().GetBlob().GetDigest(), Size: int64(w.GetFile().GetBlob().GetSize()), State: int64(w.GetFile().GetStateBytes())}}
+	wanted := savedFile{Epoch: w.Epoch, File: fileOf(w.File)}
 	have, whole := k.files[key]
 	if whole && have.File == wanted.File || k.fetching[key] != nil || wanted.File.Digest == "" {
 		return
@@ -254,6 +259,24 @@ func (k *checkpointKeeper) describeNew(key fileKey, f savedFile) error {
 	return nil
 }
 
+// base returns the file on which a new one may build; nil: it is not here.
+func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
+	key := fileKey{w.Base, w.GuestUid}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if f, is := k.files[key]; is && w.Base != "" {
+		return &checkpoint.Stored{Path: k.path(key), File: f.File}
+	}
+	return nil
+}
+
+// builtOn is called when a file is whole: the next one builds on it, and not on its base.
+func builtOn(base *checkpoint.Stored) {
+	if base != nil {
+		checkpoint.RemoveIndex(base.Path)
+	}
+}
+
 // discard ends the making of a checkpoint, and removes a file. k.mu is held.
 func (k *checkpointKeeper) discard(key fileKey) {
 	if c := k.copies[key]; c != nil {
@@ -281,6 +304,7 @@ func (k *checkpointKeeper) discard(key fileKey) {
 func (k *checkpointKeeper) remove(key fileKey) {
 	digest := k.files[key].File.Digest
 	delete(k.files, key)
+	checkpoint.RemoveIndex(k.path(key))
 	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			k.log.Warn("a file of a checkpoint stays on disk", "error", err)
@@ -362,28 +386,44 @@ func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWan
 
 // read writes the state in the file of a guest or a volume to a file of its own. A damaged file is removed.
 func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid, to string) error {
-	key := fileKey{from.CheckpointId, uid}
-	k.mu.Lock()
-	f := k.files[key]
-	k.mu.Unlock()
 	identity, err := age.ParseX25519Identity(from.Key)
 	if err != nil {
 		return err
 	}
-	if err = checkpoint.Read(ctx, k.path(key), f.File, identity, to); errors.Is(err, checkpoint.ErrDamaged) {
+	var chain []checkpoint.Stored
+	keys := chainOf(from, uid)
+	for _, f := range keys {
+		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
+	}
+	err = checkpoint.Read(ctx, chain, identity, to)
+	var damage *checkpoint.DamagedError
+	if errors.As(err, &damage) {
 		k.mu.Lock()
-		k.remove(key) // another host may have it whole
+		k.remove(keys[damage.Index].key) // another host may have it whole
 		k.mu.Unlock()
 	}
 	return err
 }
 
-// has reports whether the file of a guest or a volume, from which that is restored, is here.
+// neededFile is a file that a restore needs.
+type neededFile struct {
+	key  fileKey
+	file checkpoint.File
+}
+
+// chainOf returns the files from which a guest or a volume is restored; each builds on the one before.
+func chainOf(from *v1.RestoreOrder, uid string) (list []neededFile) {
+	for _, b := range from.Bases {
+		list = append(list, neededFile{fileKey{b.CheckpointId, uid}, fileOf(b.File)})
+	}
+	return append(list, neededFile{fileKey{from.CheckpointId, uid}, fileOf(from.File)})
+}
+
+// has reports whether the files from which a guest or a volume is restored are here.
 func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	f, whole := k.files[fileKey{from.CheckpointId, uid}]
-	return whole && f.File.Digest == from.GetFile().GetBlob().GetDigest()
+	return !slices.ContainsFunc(chainOf(from, uid), func(n neededFile) bool { return !validUID(n.key.checkpoint) || k.files[n.key].File != n.file })
 }
 
 // awaitFile waits until the file from which a guest is restored is here.

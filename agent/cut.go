@@ -31,9 +31,10 @@ const (
 type member struct {
 	wanted   *v1.CheckpointWanted
 	pipe     string
-	snapshot Snapshot // nil: none is prepared
-	held     bool     // the machine leaves the guest stopped
-	begun    bool     // its snapshot has begun
+	snapshot Snapshot           // nil: none is prepared
+	held     bool               // the machine leaves the guest stopped
+	begun    bool               // its snapshot has begun
+	base     *checkpoint.Stored // on which its file may build; nil: on none
 	file     checkpoint.File
 
 	// Under checkpointKeeper.mu.
@@ -199,6 +200,7 @@ func (c *cut) describe() error {
 		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
 		}
+		builtOn(m.base)
 	}
 	return nil
 }
@@ -261,6 +263,7 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 			m.snapshot = nil
 			return nil, err
 		}
+		m.base = k.base(m.wanted)
 		guests = append(guests, hold.Guest{UID: m.wanted.GuestUid, Pipe: m.pipe})
 	}
 	return hold.Start(saver.Holder(guests), holderTime)
@@ -313,7 +316,7 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 				recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
 				if err == nil {
 					m.file, err = checkpoint.Write(ctx, k.path(fileKey{c.id, m.wanted.GuestUid}), m.snapshot,
-						checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare})
+						checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: m.base})
 				}
 				if err != nil {
 					w.failed(err)

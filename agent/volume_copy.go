@@ -22,6 +22,7 @@ type volumeCopy struct {
 	key    fileKey
 	wanted *v1.CheckpointWanted
 	cancel context.CancelFunc
+	base   *checkpoint.Stored // on which its file may build; nil: on none
 
 	// Under checkpointKeeper.mu.
 	phase   v1.CheckpointPhase
@@ -58,6 +59,9 @@ func (c *volumeCopy) run(ctx context.Context) {
 	f, err := c.make(ctx)
 	if err == nil {
 		err = c.keeper.describeNew(c.key, f)
+	}
+	if err == nil {
+		builtOn(c.base)
 	}
 	k := c.keeper
 	k.mu.Lock()
@@ -114,7 +118,9 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 		return f, err
 	}
 	defer state.Close()
-	f.File, err = checkpoint.Write(ctx, k.path(c.key), state, checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare})
+	c.base = k.base(c.wanted)
+	f.File, err = checkpoint.Write(ctx, k.path(c.key), state,
+		checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare, Layout: checkpoint.Disk, Base: c.base})
 	return f, err
 }
 

@@ -3,6 +3,7 @@ package core
 // admission_checkpoints.go - making, deleting and restoring checkpoints.
 
 import (
+	"maps"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -111,8 +112,14 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 		return change, precondition("cluster %s is being restored from checkpoint %s; delete it afterwards", c.Cluster, name)
 	}
 	switch {
-	case checkpoint.Ended(c.State):
+	case checkpoint.Ended(c.State) && !needed(c, maps.Values(a.Checkpoints)):
 		change.write(Delete, proto.CloneOf(c))
+	case c.Meta.Deleting != nil:
+		return change, nil
+	case checkpoint.Ended(c.State): // it goes when nothing builds on it any more
+		c = proto.CloneOf(c)
+		c.Meta.Deleting = timestamppb.New(a.Now)
+		change.write(Update, c)
 	case c.Cancel:
 		return change, nil
 	default:
@@ -183,6 +190,9 @@ func (a *Admission) toRestore(asked string) (*v1.Checkpoint, error) {
 	c, err := Find(a.Caller, "checkpoint", asked, a.Checkpoints)
 	if err != nil {
 		return nil, err
+	}
+	if c.Meta.Deleting != nil {
+		return nil, precondition("checkpoint %s was deleted; its files are there as long as others build on them", asked)
 	}
 	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
 		return nil, precondition("checkpoint %s cannot be restored: it is %s; %s", asked, StateName(c.State.String()), c.Message)

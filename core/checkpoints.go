@@ -88,7 +88,7 @@ func (p *pass) checkpoints() {
 		c := p.Objects.Checkpoints[name]
 		cluster := p.Clusters[c.Cluster]
 		switch {
-		case checkpoint.Ended(c.State) && (!checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || c.Meta.Deleting != nil):
+		case checkpoint.Ended(c.State) && (!checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || c.Meta.Deleting != nil && !p.needed(c)):
 			p.deleteCheckpoint(c)
 		case checkpoint.Ended(c.State):
 			p.keepCopies(c)
@@ -223,7 +223,8 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 	note := func(m *v1.CheckpointMember, r *v1.CheckpointObserved) {
 		c.StoodMs = max(c.StoodMs, r.GetStoodMs())
 		if r.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
-			m.File = &v1.CheckpointFile{Blob: r.File.Blob, StateBytes: r.File.StateBytes, Hosts: []string{m.Host}}
+			m.File = fileOnly(r.File)
+			m.File.Hosts = []string{m.Host}
 		}
 	}
 	for i, m := range o.Members {
@@ -270,7 +271,7 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 	lost := ""
 	for _, m := range checkpoint.Files(now) {
 		m.File.Hosts = p.holders(c, m)
-		if len(m.File.Hosts) == 0 {
+		if _, whole := p.chain(c, m); !whole || len(m.File.Hosts) == 0 {
 			lost = m.Guest
 		}
 	}
@@ -313,7 +314,7 @@ func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string
 // superseded reports whether a checkpoint may be deleted because there are enough newer ones.
 func (p *pass) superseded(c *v1.Checkpoint) bool {
 	cluster := p.Clusters[c.Cluster]
-	if c.Pinned || cluster.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(cluster) {
+	if p.needed(c) || c.Pinned || cluster.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(cluster) {
 		return false
 	}
 	done := c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE
@@ -324,7 +325,7 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	newer := 0
 	for other := range p.index.checkpointsOf[c.Cluster] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
-		if same && !other.Pinned && compareCheckpoints(other, c) > 0 {
+		if same && !other.Pinned && other.Meta.Deleting == nil && compareCheckpoints(other, c) > 0 {
 			newer++
 		}
 	}
@@ -340,7 +341,7 @@ func compareCheckpoints(a, b *v1.Checkpoint) int {
 // before may be nil.
 func latestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (latest *v1.Checkpoint) {
 	for _, c := range s.Checkpoints {
-		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || !checkpointIsOf(c, cluster) || before != nil && compareCheckpoints(c, before) >= 0 {
+		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, cluster) || before != nil && compareCheckpoints(c, before) >= 0 {
 			continue
 		}
 		if latest == nil || compareCheckpoints(c, latest) > 0 {
@@ -410,13 +411,15 @@ func (p *pass) checkpointOrders(host string) (list []*v1.CheckpointWanted, share
 	}
 	maps.Copy(concerned, p.index.uncopied)
 	for g := range p.index.onHost[host] {
-		if c := p.restoredFrom(g); c != nil {
-			concerned[c] = true
+		c := p.restoredFrom(g)
+		for _, f := range p.chainToRestore(c, memberOf(c, g)) {
+			concerned[f.checkpoint] = true
 		}
 	}
 	for v := range p.index.volumesAt[host] {
-		if c := p.volumeRestoredFrom(v); c != nil {
-			concerned[c] = true
+		c := p.volumeRestoredFrom(v)
+		for _, f := range p.chainToRestore(c, c.GetVolume()) {
+			concerned[f.checkpoint] = true
 		}
 	}
 	for c := range concerned {
@@ -461,12 +464,13 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 			state = p.Volumes[m.Guest].GetSizeBytes()
 		}
 		w.Limit = state + state/checkpointSlack + savedState
+		w.Base = p.buildsOn(c, m)
 		return w
 	case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
 		if !slices.Contains(m.File.GetHosts(), host) && !slices.Contains(p.fetchers(c, m), host) {
 			return nil
 		}
-		w.File = &v1.CheckpointFile{Blob: m.File.GetBlob(), StateBytes: m.File.GetStateBytes()}
+		w.File = fileOnly(m.File)
 		return w
 	}
 	return nil
@@ -483,11 +487,14 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 	defer func() { p.fetching[m] = hosts }()
 	restores := ""
 	if m == c.Volume {
-		if v := p.Volumes[m.Guest]; p.volumeRestoredFrom(v) == c {
+		v := p.Volumes[m.Guest]
+		if from := p.volumeRestoredFrom(v); p.needs(from, from.GetVolume(), c) {
 			restores = v.Host
 		}
-	} else if g := p.Guests[m.Guest]; g != nil && p.restoredFrom(g) == c {
-		restores = g.Host
+	} else if g := p.Guests[m.Guest]; g != nil {
+		if from := p.restoredFrom(g); p.needs(from, memberOf(from, g), c) {
+			restores = g.Host
+		}
 	}
 	if restores != "" && !slices.Contains(m.File.GetHosts(), restores) {
 		hosts = append(hosts, restores)

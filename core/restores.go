@@ -288,12 +288,16 @@ func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 	if m == nil {
 		return nil
 	}
-	return orderToRestore(p.Clusters[g.Cluster], c, m)
+	return p.orderToRestore(p.Clusters[g.Cluster], c, m)
 }
 
-func orderToRestore(cluster *v1.Cluster, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
-	return &v1.RestoreOrder{Id: cluster.Restore.Id, CheckpointId: c.Meta.Uid, Key: cluster.CheckpointKey,
-		File: &v1.CheckpointFile{Blob: m.File.GetBlob(), StateBytes: m.File.GetStateBytes()}}
+func (p *pass) orderToRestore(cluster *v1.Cluster, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
+	order := &v1.RestoreOrder{Id: cluster.Restore.Id, CheckpointId: c.Meta.Uid, Key: cluster.CheckpointKey, File: fileOnly(m.File)}
+	chain, _ := p.chain(c, m)
+	for _, base := range slices.Backward(chain[1:]) {
+		order.Bases = append(order.Bases, &v1.BaseFile{CheckpointId: base.checkpoint.Meta.Uid, File: fileOnly(base.member.File)})
+	}
+	return order
 }
 
 // restoreRequest returns the request for a host that restores a guest: one that has the platform in which the guest was saved.

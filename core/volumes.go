@@ -340,7 +340,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if from := p.volumeRestoredFrom(v); from != nil {
-			w.Restore = orderToRestore(p.Clusters[v.Cluster], from, from.Volume)
+			w.Restore = p.orderToRestore(p.Clusters[v.Cluster], from, from.Volume)
 		}
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {

@@ -274,7 +274,7 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 	attempt = func() {
 		switch {
 		case done || h.life != life:
-		case a.Wanted.GetRestore() != nil && h.files[fileOf{a.Wanted.Restore.CheckpointId, a.Guest}] == 0:
+		case a.Wanted.GetRestore() != nil && !h.hasAll(a.Wanted.Restore, a.Guest):
 			h.sim.after(100*time.Millisecond, attempt) // until its file is here
 		case h.sim.faulty && h.sim.chance(3):
 			finish(machine.Result{Err: errLibvirt, Unplugged: true})

@@ -26,6 +26,7 @@ type taking struct {
 	epochs  map[string]uint64 // by guest uid
 	stopped bool              // the guests stand because of it
 	volume  bool              // it is a volume's part
+	bases   map[string]string // the checkpoints on which its files build, by guest uid
 	over    bool
 }
 
@@ -54,10 +55,13 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 				continue
 			}
 			if t == nil {
-				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, volume: w.Volume}
+				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, volume: w.Volume, bases: map[string]string{}}
 				h.takings[id] = t
 			}
 			t.epochs[w.GuestUid] = w.Epoch
+			if h.files[fileOf{w.Base, w.GuestUid}] != 0 && h.indexed[w.GuestUid] == w.Base {
+				t.bases[w.GuestUid] = w.Base
+			}
 			h.advanceTaking(t, w.Order)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
 			if h.files[key] != 0 {
@@ -171,6 +175,8 @@ func (h *host) takeStates(t *taking) {
 		t.over = true
 		for uid, epoch := range t.epochs {
 			h.files[fileOf{t.id, uid}] = max(epoch, 1)
+			h.sim.bases[fileOf{t.id, uid}] = t.bases[uid]
+			h.indexed[uid] = t.id
 		}
 		maps.DeleteFunc(h.takings, func(_ string, other *taking) bool { return other == t })
 		h.report()
@@ -263,13 +269,33 @@ func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	})
 	for _, key := range keys {
 		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: h.files[key],
-			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: fileNamed(key)})
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: h.sim.fileNamed(key)})
 	}
 	return list
 }
 
-func fileNamed(key fileOf) *v1.CheckpointFile {
-	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + key.checkpoint + key.guest, Size: 1 << 20}, StateBytes: 2 << 20}
+func (s *Sim) fileNamed(key fileOf) *v1.CheckpointFile {
+	f := &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + key.checkpoint + key.guest, Size: 1 << 20}, StateBytes: 2 << 20}
+	if base := s.bases[key]; base != "" {
+		f.Base, f.Blob.Size = "sha256:"+base+key.guest, 100<<10
+	}
+	return f
+}
+
+// hasAll reports whether the files from which a guest or a volume is restored are on the host. The orders must name all on which they build.
+func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
+	named := map[string]bool{w.CheckpointId: true}
+	has := h.files[fileOf{w.CheckpointId, uid}] != 0
+	for _, b := range w.Bases {
+		named[b.CheckpointId] = true
+		has = has && h.files[fileOf{b.CheckpointId, uid}] != 0
+	}
+	for id := w.CheckpointId; id != ""; id = h.sim.bases[fileOf{id, uid}] {
+		if !named[id] {
+			h.sim.violate("%s is restored from checkpoint %s without %s, on which it builds", uid, w.CheckpointId, id)
+		}
+	}
+	return has
 }
 
 // restore creates a paused copy from a file.
@@ -284,7 +310,7 @@ func (h *host) restore(a machine.Act, end func(machine.Result)) {
 		if h.copies[a.Guest] != nil {
 			return errDuplicate
 		}
-		if h.files[fileOf{a.Wanted.Restore.CheckpointId, a.Guest}] == 0 {
+		if !h.hasAll(a.Wanted.Restore, a.Guest) {
 			return errInput
 		}
 		c := &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Paused, whole: true, saved: true}
@@ -355,6 +381,19 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 		if v := c.Volume; v != nil {
 			if copied := seen.taken[v.GuestUid]; copied.Before(last) || copied.After(first) {
 				s.violate("checkpoint %s is no consistent cut: the copy of volume %s was begun while a guest ran", name, v.Guest)
+			}
+		}
+	}
+	for name, c := range before.Checkpoints {
+		if now.Checkpoints[name] != nil || s.restored {
+			continue
+		}
+		for other, o := range now.Checkpoints {
+			for _, m := range checkpoint.Files(o) {
+				if s.bases[fileOf{o.Meta.Uid, m.GuestUid}] == c.Meta.Uid && o.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && now.Clusters[o.Cluster].GetMeta().GetDeleting() == nil &&
+					now.Clusters[o.Cluster].GetMeta().GetUid() == o.ClusterUid {
+					s.violate("checkpoint %s is deleted, and %s builds on it", name, other)
+				}
 			}
 		}
 	}

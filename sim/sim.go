@@ -56,6 +56,7 @@ type Sim struct {
 	unreadable      map[string]bool
 	partitions      map[string]bool     // "a b": these hosts cannot reach each other
 	cuts            map[string]*cutSeen // what happened for checkpoints, by their uid
+	bases           map[fileOf]string   // the checkpoints on which files build
 	made            map[string]bool     // volumes that were ready once, by uid
 	unwantedVolumes map[string]bool     // whose users have deleted them
 	creates         map[string]int      // calls under way that create a domain, by host, boot and guest
@@ -146,7 +147,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 // newSim makes an empty simulation.
 func newSim(seed uint64, log func(string, ...any)) *Sim {
 	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, unwantedVolumes: map[string]bool{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, bases: map[fileOf]string{}, unwantedVolumes: map[string]bool{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
 }
 

@@ -59,7 +59,7 @@ func (h *host) workOnVolumes() {
 			if d != nil {
 				d.served = false
 			}
-			if h.files[fileOf{w.Restore.CheckpointId, uid}] == 0 {
+			if !h.hasAll(w.Restore, uid) {
 				again = true
 				continue
 			}

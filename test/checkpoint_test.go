@@ -3,6 +3,7 @@ package test
 // checkpoint_test.go - a cluster goes on from a checkpoint under a program that checks itself.
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,7 +19,14 @@ type savedCluster struct {
 	StoodMs uint32
 	Members []struct {
 		Guest string
-		File  struct{ Hosts []string }
+		File  struct {
+			Hosts []string
+			Base  string
+			Blob  struct {
+				Digest string
+				Size   json.Number
+			}
+		}
 	}
 }
 
@@ -49,6 +57,16 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
 	if !strings.HasSuffix(made.State, "_DONE") || len(made.Members) != 2 {
 		t.Fatalf("the checkpoint is %+v", made)
+	}
+	// The next one has only what differs, and is what the cluster is restored from.
+	whole := made
+	made = checkpointed(t, "saved")
+	for i, m := range made.Members {
+		first := whole.Members[i].File
+		t.Logf("guest %s: a file of %s bytes, and one of %s that builds on it", m.Guest, first.Blob.Size, m.File.Blob.Size)
+		if m.File.Base != first.Blob.Digest {
+			t.Errorf("the second file of %s builds on %q, not on %q", m.Guest, m.File.Base, first.Blob.Digest)
+		}
 	}
 	until(t, time.Minute, "each file is on two hosts", func() (bool, string) {
 		now := decoded[savedCluster](t, "checkpoint", "show", made.Meta.Name)

@@ -36,13 +36,22 @@ type Options struct {
 	Recipient age.Recipient // who can read it
 	Limit     int64         // of the file, bytes; 0: none
 	Spare     int64         // bytes that stay free on the disk
+	Layout    Layout        // where the state's pages are
+	Base      *Stored       // the file of an earlier state, of which only the difference is written; nil, or one without an index: all is
+}
+
+// Stored is a file on this host.
+type Stored struct {
+	Path string
+	File File
 }
 
 // File describes a whole file. The manager keeps it in its store.
 type File struct {
 	Digest string // "sha256:" and the hash of the file as it is on disk
 	Size   int64  // of the file, bytes
-	State  int64  // of the state in it, bytes
+	State  int64  // of the state, bytes
+	Base   string `json:",omitempty"` // the digest of the file that it builds on; empty: it has all of the state
 }
 
 // Write writes all of a state to a file. The file appears whole and on disk, or not at all. Only the user of this
@@ -68,7 +77,16 @@ func write(ctx context.Context, path string, state io.Reader, o Options) (f File
 		}
 	}()
 	out := &target{ctx: ctx, file: file, hash: sha256.New(), options: o}
-	if f.State, err = seal(out, state, o.Recipient); err != nil {
+	var base index
+	if o.Base != nil {
+		if base = readIndex(o.Base.Path); base != nil {
+			f.Base = o.Base.File.Digest
+		}
+	}
+	pages := createIndex(path)
+	defer func() { pages.close(err == nil) }()
+	f.State, err = seal(out, o.Recipient, func(to io.Writer) (int64, error) { return encode(to, state, o.Layout, base, pages) })
+	if err != nil {
 		return f, err
 	}
 	if err := file.Sync(); err != nil {
@@ -81,8 +99,8 @@ func write(ctx context.Context, path string, state io.Reader, o Options) (f File
 	return f, durable.SyncDir(filepath.Dir(path))
 }
 
-// seal compresses and encrypts a state, and returns its size.
-func seal(to io.Writer, state io.Reader, recipient age.Recipient) (int64, error) {
+// seal compresses and encrypts what fill writes, and returns what fill returns.
+func seal(to io.Writer, recipient age.Recipient, fill func(io.Writer) (int64, error)) (int64, error) {
 	encrypted, err := age.Encrypt(to, recipient)
 	if err != nil {
 		return 0, err
@@ -91,7 +109,7 @@ func seal(to io.Writer, state io.Reader, recipient age.Recipient) (int64, error)
 	if err != nil {
 		return 0, err
 	}
-	n, err := io.Copy(compressed, state)
+	n, err := fill(compressed)
 	if err != nil {
 		_ = compressed.Close() // ends its goroutines
 		return 0, err
@@ -176,23 +194,50 @@ func verify(ctx context.Context, file *os.File, f File) error {
 	return nil
 }
 
-// Read verifies a file, and then writes the state in it to another one, which appears whole or not at all. The caller
-// removes that soon: it holds the guest's memory in plain text. Read fails with ErrDamaged if the file is not the
-// described one, or was not written by Write.
-func Read(ctx context.Context, path string, f File, key age.Identity, to string) error {
-	if err := read(ctx, path, f, key, to); err != nil {
-		return fmt.Errorf("read checkpoint %s: %w", path, err)
+// Read verifies files, and then writes the state in the last one to a file of its own, which appears whole or not at all. Each of the files
+// builds on the one before; the first has all of its state. The caller removes that file soon: it holds the guest's memory in plain text.
+// Read fails with a DamagedError if a file is not the described one, or was not written by Write.
+func Read(ctx context.Context, chain []Stored, key age.Identity, to string) error {
+	base := to + ".base" // the state before
+	defer os.Remove(base)
+	for i, s := range chain {
+		if i > 0 {
+			if err := os.Rename(to, base); err != nil {
+				return err
+			}
+		}
+		if err := read(ctx, s, key, base, to); err != nil {
+			_ = os.Remove(to)
+			err = fmt.Errorf("read checkpoint %s: %w", s.Path, err)
+			if errors.Is(err, ErrDamaged) {
+				return &DamagedError{i, err}
+			}
+			return err
+		}
 	}
 	return nil
 }
 
-func read(ctx context.Context, path string, f File, key age.Identity, to string) error {
-	file, err := os.Open(path)
+// DamagedError says which file of a chain is damaged. It is an ErrDamaged.
+type DamagedError struct {
+	Index int
+	Err   error
+}
+
+// Error says what is wrong.
+func (e *DamagedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *DamagedError) Unwrap() error { return e.Err }
+
+// read writes the state in a file to another one. base has the state on which the file builds, if it builds on one.
+func read(ctx context.Context, s Stored, key age.Identity, base, to string) error {
+	file, err := os.Open(s.Path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := verify(ctx, file, f); err != nil {
+	if err := verify(ctx, file, s.File); err != nil {
 		return err
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
@@ -205,23 +250,38 @@ func read(ctx context.Context, path string, f File, key age.Identity, to string)
 	}
 	defer os.Remove(part) // fails harmlessly after the rename
 	defer out.Close()
-	if err := open(out, source{ctx, file}, f.State, key); err != nil {
+	plain, err := open(source{ctx, file}, key)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	if s.File.Base == "" {
+		err = whole(out, plain, s.File.State)
+	} else {
+		var earlier *os.File
+		if earlier, err = os.Open(base); err != nil {
+			return err
+		}
+		defer earlier.Close()
+		err = decode(out, plain, earlier, s.File.State)
+	}
+	if err != nil {
 		return err
 	}
 	return os.Rename(part, to)
 }
 
-// open decrypts and decompresses a state of size bytes.
-func open(to io.Writer, from io.Reader, size int64, key age.Identity) error {
+// open decrypts and decompresses a file.
+func open(from io.Reader, key age.Identity) (*zstd.Decoder, error) {
 	decrypted, err := age.Decrypt(from, key)
 	if err != nil {
-		return fmt.Errorf("decrypt it: %w", err)
+		return nil, fmt.Errorf("decrypt it: %w", err)
 	}
-	state, err := zstd.NewReader(decrypted)
-	if err != nil {
-		return err
-	}
-	defer state.Close()
+	return zstd.NewReader(decrypted)
+}
+
+// whole writes a state of size bytes.
+func whole(to io.Writer, state io.Reader, size int64) error {
 	n, err := io.Copy(to, io.LimitReader(state, size+1))
 	if err != nil {
 		return err

@@ -48,7 +48,7 @@ func TestAStateIsReadAsItWasWritten(t *testing.T) {
 		if err := Verify(ctx, path, f); err != nil {
 			t.Error(err)
 		}
-		if err := Read(ctx, path, f, key, to); err != nil {
+		if err := Read(ctx, []Stored{{path, f}}, key, to); err != nil {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(to)
@@ -59,7 +59,7 @@ func TestAStateIsReadAsItWasWritten(t *testing.T) {
 			t.Errorf("%v, %v", info.Mode(), err)
 		}
 	}
-	only(t, folder, "a", "state")
+	only(t, folder, "a", "a.index", "state")
 }
 
 // only checks what is in a folder.
@@ -98,22 +98,22 @@ func TestADamagedFileIsRefused(t *testing.T) {
 		if err := Verify(ctx, path, f); !errors.Is(err, ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := Read(ctx, path, f, key, to); !errors.Is(err, ErrDamaged) {
+		if err := Read(ctx, []Stored{{path, f}}, key, to); !errors.Is(err, ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Read(ctx, path, f, newKey(t), to); err == nil {
+	if err := Read(ctx, []Stored{{path, f}}, newKey(t), to); err == nil {
 		t.Error("another key opened it")
 	}
 	smaller := f
 	smaller.State--
-	if err := Read(ctx, path, smaller, key, to); !errors.Is(err, ErrDamaged) {
+	if err := Read(ctx, []Stored{{path, smaller}}, key, to); !errors.Is(err, ErrDamaged) {
 		t.Errorf("another size: %v", err)
 	}
-	only(t, folder, "a")
+	only(t, folder, "a", "a.index")
 }
 
 // failing is a state whose reading fails at its end.

@@ -146,7 +146,7 @@ func TestACutThroughTwoGuests(t *testing.T) {
 		h.killGuest(t, spec.Name)
 		eventually(t, 10*time.Second, "the killed guest is gone", func() bool { return h.domain(t, spec.UID).State == StateGone })
 		plain := filepath.Join(h.folder, "plain")
-		if err := checkpoint.Read(t.Context(), filepath.Join(h.folder, spec.Name), files[i], key, plain); err != nil {
+		if err := checkpoint.Read(t.Context(), []checkpoint.Stored{{Path: filepath.Join(h.folder, spec.Name), File: files[i]}}, key, plain); err != nil {
 			t.Fatal(err)
 		}
 		saved, err := os.ReadFile(plain)

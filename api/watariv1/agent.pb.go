@@ -993,7 +993,8 @@ type RestoreOrder struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of the restore
 	CheckpointId  string                 `protobuf:"bytes,2,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
 	File          *CheckpointFile        `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
-	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"` // age identity that opens the file
+	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`     // age identity that opens the files
+	Bases         []*BaseFile            `protobuf:"bytes,5,rep,name=bases,proto3" json:"bases,omitempty"` // on which the file builds, the one that has all of a state first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1056,6 +1057,66 @@ func (x *RestoreOrder) GetKey() string {
 	return ""
 }
 
+func (x *RestoreOrder) GetBases() []*BaseFile {
+	if x != nil {
+		return x.Bases
+	}
+	return nil
+}
+
+// BaseFile is a file of an earlier checkpoint.
+type BaseFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CheckpointId  string                 `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	File          *CheckpointFile        `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BaseFile) Reset() {
+	*x = BaseFile{}
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BaseFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BaseFile) ProtoMessage() {}
+
+func (x *BaseFile) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BaseFile.ProtoReflect.Descriptor instead.
+func (*BaseFile) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *BaseFile) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+func (x *BaseFile) GetFile() *CheckpointFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
 // CheckpointWanted is the order about one guest of a checkpoint on one host, or about the volume.
 type CheckpointWanted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1067,6 +1128,7 @@ type CheckpointWanted struct {
 	Recipient     string                 `protobuf:"bytes,6,opt,name=recipient,proto3" json:"recipient,omitempty"` // PREPARE: the public key to which the file is encrypted
 	Limit         uint64                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`        // PREPARE: of the file, bytes
 	File          *CheckpointFile        `protobuf:"bytes,8,opt,name=file,proto3" json:"file,omitempty"`           // KEEP: a host that lacks it fetches it as HostWanted.blobs says
+	Base          string                 `protobuf:"bytes,10,opt,name=base,proto3" json:"base,omitempty"`          // PREPARE: the checkpoint on whose file this one may build; empty: on none
 	Volume        bool                   `protobuf:"varint,9,opt,name=volume,proto3" json:"volume,omitempty"`      // guest and guest_uid are a volume's name and uid; TAKE: begin a copy of its disk, write the file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1074,7 +1136,7 @@ type CheckpointWanted struct {
 
 func (x *CheckpointWanted) Reset() {
 	*x = CheckpointWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1148,7 @@ func (x *CheckpointWanted) String() string {
 func (*CheckpointWanted) ProtoMessage() {}
 
 func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1161,7 @@ func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointWanted.ProtoReflect.Descriptor instead.
 func (*CheckpointWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckpointWanted) GetCheckpointId() string {
@@ -1158,6 +1220,13 @@ func (x *CheckpointWanted) GetFile() *CheckpointFile {
 	return nil
 }
 
+func (x *CheckpointWanted) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
 func (x *CheckpointWanted) GetVolume() bool {
 	if x != nil {
 		return x.Volume
@@ -1176,7 +1245,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1257,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1270,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -1238,7 +1307,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1319,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1332,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PeerHost) GetName() string {
@@ -1348,7 +1417,7 @@ type Relayed struct {
 
 func (x *Relayed) Reset() {
 	*x = Relayed{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1429,7 @@ func (x *Relayed) String() string {
 func (*Relayed) ProtoMessage() {}
 
 func (x *Relayed) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1442,7 @@ func (x *Relayed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
 func (*Relayed) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Relayed) GetPort() uint32 {
@@ -1409,7 +1478,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1490,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1503,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Probe) GetHost() string {
@@ -1472,7 +1541,7 @@ type PathObserved struct {
 
 func (x *PathObserved) Reset() {
 	*x = PathObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1553,7 @@ func (x *PathObserved) String() string {
 func (*PathObserved) ProtoMessage() {}
 
 func (x *PathObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1566,7 @@ func (x *PathObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
 func (*PathObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PathObserved) GetHost() string {
@@ -1548,7 +1617,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1629,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1642,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -1620,7 +1689,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1701,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1714,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1709,7 +1778,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1790,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1803,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1772,7 +1841,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1853,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1866,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1848,7 +1917,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1929,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1942,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1935,7 +2004,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2016,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2029,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -2093,7 +2162,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2174,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2187,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -2216,7 +2285,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2297,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2310,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2388,7 +2457,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2469,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2482,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2443,7 +2512,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2524,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2537,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2513,7 +2582,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2594,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2607,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2608,7 +2677,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2689,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2702,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2788,7 +2857,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2869,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2882,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -2856,7 +2925,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2868,7 +2937,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2881,7 +2950,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2907,7 +2976,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2919,7 +2988,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2932,7 +3001,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2951,7 +3020,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3032,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3045,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3047,12 +3116,16 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x03 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12-\n" +
 	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\x12\x12\n" +
 	"\x04make\x18\x05 \x01(\bR\x04make\x121\n" +
-	"\arestore\x18\x06 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\x84\x01\n" +
+	"\arestore\x18\x06 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\xaf\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
 	"\x04file\x18\x03 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x10\n" +
-	"\x03key\x18\x04 \x01(\tR\x03key\"\xad\x02\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x12)\n" +
+	"\x05bases\x18\x05 \x03(\v2\x13.watari.v1.BaseFileR\x05bases\"^\n" +
+	"\bBaseFile\x12#\n" +
+	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12-\n" +
+	"\x04file\x18\x02 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\"\xc1\x02\n" +
 	"\x10CheckpointWanted\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -3061,7 +3134,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05order\x18\x05 \x01(\x0e2\x1a.watari.v1.CheckpointOrderR\x05order\x12\x1c\n" +
 	"\trecipient\x18\x06 \x01(\tR\trecipient\x12\x14\n" +
 	"\x05limit\x18\a \x01(\x04R\x05limit\x12-\n" +
-	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x16\n" +
+	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x12\n" +
+	"\x04base\x18\n" +
+	" \x01(\tR\x04base\x12\x16\n" +
 	"\x06volume\x18\t \x01(\bR\x06volume\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
@@ -3290,7 +3365,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
@@ -3307,119 +3382,122 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*VolumeSource)(nil),         // 12: watari.v1.VolumeSource
 	(*VolumeWanted)(nil),         // 13: watari.v1.VolumeWanted
 	(*RestoreOrder)(nil),         // 14: watari.v1.RestoreOrder
-	(*CheckpointWanted)(nil),     // 15: watari.v1.CheckpointWanted
-	(*GuestRoute)(nil),           // 16: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 17: watari.v1.PeerHost
-	(*Relayed)(nil),              // 18: watari.v1.Relayed
-	(*Probe)(nil),                // 19: watari.v1.Probe
-	(*PathObserved)(nil),         // 20: watari.v1.PathObserved
-	(*ClusterNetwork)(nil),       // 21: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 22: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 23: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 24: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 25: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 26: watari.v1.HostWanted
-	(*Dropped)(nil),              // 27: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 28: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 29: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 30: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 31: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 32: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 33: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 34: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 35: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 36: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 37: watari.v1.GuestShape
-	(*Image)(nil),                // 38: watari.v1.Image
-	(*Identity)(nil),             // 39: watari.v1.Identity
-	(*Platform)(nil),             // 40: watari.v1.Platform
-	(*GuestFacts)(nil),           // 41: watari.v1.GuestFacts
-	(*VolumeFacts)(nil),          // 42: watari.v1.VolumeFacts
-	(*CheckpointFile)(nil),       // 43: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 44: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 45: watari.v1.Peer
-	(*Blob)(nil),                 // 46: watari.v1.Blob
-	(*Stamp)(nil),                // 47: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 48: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 49: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 50: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 51: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 52: watari.v1.CheckpointObserved
-	(*VolumeObserved)(nil),       // 53: watari.v1.VolumeObserved
-	(*KeptConsole)(nil),          // 54: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 55: watari.v1.HostSample
+	(*BaseFile)(nil),             // 15: watari.v1.BaseFile
+	(*CheckpointWanted)(nil),     // 16: watari.v1.CheckpointWanted
+	(*GuestRoute)(nil),           // 17: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 18: watari.v1.PeerHost
+	(*Relayed)(nil),              // 19: watari.v1.Relayed
+	(*Probe)(nil),                // 20: watari.v1.Probe
+	(*PathObserved)(nil),         // 21: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 22: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 23: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 24: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 25: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 26: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 27: watari.v1.HostWanted
+	(*Dropped)(nil),              // 28: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 29: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 30: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 31: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 32: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 33: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 34: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 35: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 36: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 37: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 38: watari.v1.GuestShape
+	(*Image)(nil),                // 39: watari.v1.Image
+	(*Identity)(nil),             // 40: watari.v1.Identity
+	(*Platform)(nil),             // 41: watari.v1.Platform
+	(*GuestFacts)(nil),           // 42: watari.v1.GuestFacts
+	(*VolumeFacts)(nil),          // 43: watari.v1.VolumeFacts
+	(*CheckpointFile)(nil),       // 44: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 45: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 46: watari.v1.Peer
+	(*Blob)(nil),                 // 47: watari.v1.Blob
+	(*Stamp)(nil),                // 48: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 49: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 50: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 51: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 52: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 53: watari.v1.CheckpointObserved
+	(*VolumeObserved)(nil),       // 54: watari.v1.VolumeObserved
+	(*KeptConsole)(nil),          // 55: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 56: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
 	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	37, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	38, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	39, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	38, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	39, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	40, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	40, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	41, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	41, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	42, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
 	14, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
 	12, // 10: watari.v1.GuestWanted.volume:type_name -> watari.v1.VolumeSource
-	23, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
-	42, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
-	23, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
+	24, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
+	43, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
+	24, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
 	14, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
-	43, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	44, // 16: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	43, // 17: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	1,  // 18: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	45, // 19: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	16, // 20: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	17, // 21: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	21, // 22: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	18, // 23: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	19, // 24: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	23, // 25: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	23, // 26: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 27: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	46, // 28: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	11, // 29: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	22, // 30: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	38, // 31: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	24, // 32: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	25, // 33: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	47, // 34: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	27, // 35: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	15, // 36: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	13, // 37: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
-	3,  // 38: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	48, // 39: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	49, // 40: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	41, // 41: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 42: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	46, // 43: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	50, // 44: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	51, // 45: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	28, // 46: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	30, // 47: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	31, // 48: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	47, // 49: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	29, // 50: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	52, // 51: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	53, // 52: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
-	20, // 53: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	54, // 54: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	26, // 55: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	33, // 56: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 57: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	35, // 58: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 59: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	32, // 60: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	34, // 61: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	55, // 62: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	36, // 63: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 64: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	60, // [60:65] is the sub-list for method output_type
-	55, // [55:60] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	44, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	15, // 16: watari.v1.RestoreOrder.bases:type_name -> watari.v1.BaseFile
+	44, // 17: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
+	45, // 18: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	44, // 19: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	1,  // 20: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	46, // 21: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	17, // 22: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	18, // 23: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	22, // 24: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	19, // 25: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	20, // 26: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	24, // 27: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	24, // 28: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 29: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	47, // 30: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 31: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	23, // 32: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	39, // 33: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	25, // 34: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	26, // 35: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	48, // 36: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	28, // 37: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	16, // 38: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	13, // 39: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
+	3,  // 40: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	49, // 41: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	50, // 42: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	42, // 43: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 44: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	47, // 45: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	51, // 46: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	52, // 47: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	29, // 48: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	31, // 49: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	32, // 50: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	48, // 51: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	30, // 52: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	53, // 53: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	54, // 54: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	21, // 55: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	55, // 56: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	27, // 57: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	34, // 58: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 59: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	36, // 60: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 61: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	33, // 62: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	35, // 63: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	56, // 64: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	37, // 65: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 66: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	62, // [62:67] is the sub-list for method output_type
+	57, // [57:62] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3435,7 +3513,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3609,8 +3609,9 @@ func (x *Migration) GetPolicy() string {
 type CheckpointFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blob          *Blob                  `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`                                // the file as it is on disk
-	StateBytes    uint64                 `protobuf:"varint,2,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"` // of the state in it
+	StateBytes    uint64                 `protobuf:"varint,2,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"` // of the state
 	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`                              // that have it
+	Base          string                 `protobuf:"bytes,4,opt,name=base,proto3" json:"base,omitempty"`                                // the digest of the file of an earlier checkpoint on which it builds; empty: it has all of the state
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3664,6 +3665,13 @@ func (x *CheckpointFile) GetHosts() []string {
 		return x.Hosts
 	}
 	return nil
+}
+
+func (x *CheckpointFile) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
 }
 
 // CheckpointMember is one guest of a checkpoint, and where it ran; or a volume, and where it lay: then guest and guest_uid are its name and
@@ -6116,12 +6124,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
 	"downtimeMs\x12&\n" +
 	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\x12\x16\n" +
-	"\x06policy\x18\x16 \x01(\tR\x06policy\"l\n" +
+	"\x06policy\x18\x16 \x01(\tR\x06policy\"\x80\x01\n" +
 	"\x0eCheckpointFile\x12#\n" +
 	"\x04blob\x18\x01 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vstate_bytes\x18\x02 \x01(\x04R\n" +
 	"stateBytes\x12\x14\n" +
-	"\x05hosts\x18\x03 \x03(\tR\x05hosts\"\xac\x02\n" +
+	"\x05hosts\x18\x03 \x03(\tR\x05hosts\x12\x12\n" +
+	"\x04base\x18\x04 \x01(\tR\x04base\"\xac\x02\n" +
 	"\x10CheckpointMember\x12\x14\n" +
 	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +

@@ -30,6 +30,7 @@ type checkpointReport struct {
 	Slowdown   report.Stat   `json:"slowdown"` // the share of its writes that the guest does not do meanwhile
 	State      report.Stat   `json:"state_mib"`
 	File       report.Stat   `json:"file_mib"`
+	Increment  report.Stat   `json:"increment"`     // a second file that builds on the first, as a part of that
 	Restore    report.Stat   `json:"restore_s"`     // from the file until the guest counts on
 	Save       report.Stat   `json:"virsh_save_ms"` // how long the guest stands while virsh saves it; it then has to be restored
 	SaveStall  report.Stat   `json:"virsh_save_and_restore_ms"`
@@ -75,7 +76,7 @@ func bench(runs, memory, written int) error {
 		what, unit string
 	}{
 		{&r.Quiet, "quiet", "ms"}, {&r.Stopped, "stopped", "ms"}, {&r.Stall, "stall", "ms"}, {&r.Total, "total", "s"},
-		{&r.Slowdown, "slowdown", ""}, {&r.State, "state", "MiB"}, {&r.File, "file", "MiB"}, {&r.Restore, "restore", "s"},
+		{&r.Slowdown, "slowdown", ""}, {&r.State, "state", "MiB"}, {&r.File, "file", "MiB"}, {&r.Increment, "increment", ""}, {&r.Restore, "restore", "s"},
 		{&r.Save, "virsh save", "ms"}, {&r.SaveStall, "and restore", "ms"},
 	} {
 		*s.to = report.Summarize(s.unit, all[s.what]...)
@@ -83,10 +84,11 @@ func bench(runs, memory, written int) error {
 	r.Ratio = report.Ratios(all["stall"], all["virsh save"])
 	r.Goals = []report.Goal{
 		report.AtMost("longest stall / the stop by virsh save", r.Ratio.Median, 0.3),
-		report.AtMost("longest stall, ms", r.Stall.Median, 500)}
+		report.AtMost("longest stall, ms", r.Stall.Median, 500),
+		report.AtMost("an increment / a whole file", r.Increment.Median, 0.3)}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nlongest silence, undisturbed\t%s\nstopped\t%s\nlongest silence\t%s\nall written\t%s\nslow-down\t%s\n", r.Quiet, r.Stopped, r.Stall, r.Total, r.Slowdown)
-	fmt.Fprintf(w, "state\t%s\nfile\t%s\nrestored\t%s\nvirsh save\t%s\nand restore\t%s\n", r.State, r.File, r.Restore, r.Save, r.SaveStall)
+	fmt.Fprintf(w, "state\t%s\nfile\t%s\nincrement / file\t%s\nrestored\t%s\nvirsh save\t%s\nand restore\t%s\n", r.State, r.File, r.Increment, r.Restore, r.Save, r.SaveStall)
 	w.Flush()
 	const out = "build/reports/bench-checkpoint.json"
 	if err := report.Write(out, r); err != nil {
@@ -111,7 +113,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 		return err
 	}
 	path := filepath.Join(h.folder, "file")
-	file, during, err := h.checkpoint(ctx, path, key, note)
+	file, during, err := h.checkpoint(ctx, path, key, nil, note)
 	if err != nil {
 		return err
 	}
@@ -119,11 +121,19 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 	if err := h.save(note); err != nil {
 		return err
 	}
-	return h.restore(ctx, path, file, key, note)
+	// An increment, of which only the size is noted.
+	second := filepath.Join(h.folder, "second")
+	base := checkpoint.Stored{Path: path, File: file}
+	increment, _, err := h.checkpoint(ctx, second, key, &base, func(string, float64) {})
+	if err != nil {
+		return err
+	}
+	note("increment", float64(increment.Size)/float64(file.Size))
+	return h.restore(ctx, []checkpoint.Stored{base, {Path: second, File: increment}}, key, note)
 }
 
-// checkpoint takes and writes a checkpoint.
-func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, note func(string, float64)) (f checkpoint.File, during watch, err error) {
+// checkpoint takes and writes a checkpoint: all of the state, or, if base is not nil, what differs from an earlier one.
+func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, base *checkpoint.Stored, note func(string, float64)) (f checkpoint.File, during watch, err error) {
 	s, err := h.driver.PrepareSnapshot(ctx, h.spec.UID, filepath.Join(h.folder, "pipe"))
 	if err != nil {
 		return f, during, err
@@ -136,7 +146,7 @@ func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Ident
 	}
 	note("stopped", ms(time.Since(begun)))
 	if err == nil {
-		f, err = checkpoint.Write(ctx, path, s, checkpoint.Options{Recipient: key.Recipient()})
+		f, err = checkpoint.Write(ctx, path, s, checkpoint.Options{Recipient: key.Recipient(), Layout: checkpoint.Memory, Base: base})
 	}
 	note("total", time.Since(begun).Seconds())
 	during = end()
@@ -167,7 +177,7 @@ func (h *host) save(note func(string, float64)) error {
 }
 
 // restore ends the guest, and restores it from the checkpoint.
-func (h *host) restore(ctx context.Context, path string, f checkpoint.File, key age.Identity, note func(string, float64)) error {
+func (h *host) restore(ctx context.Context, chain []checkpoint.Stored, key age.Identity, note func(string, float64)) error {
 	if err := h.driver.Destroy(ctx, h.spec.UID); err != nil {
 		return err
 	}
@@ -176,7 +186,7 @@ func (h *host) restore(ctx context.Context, path string, f checkpoint.File, key 
 	}
 	begun, plain := time.Now(), filepath.Join(h.folder, "plain")
 	defer os.Remove(plain)
-	if err := checkpoint.Read(ctx, path, f, key, plain); err != nil {
+	if err := checkpoint.Read(ctx, chain, key, plain); err != nil {
 		return err
 	}
 	if err := h.driver.Restore(ctx, h.spec, plain); err != nil {

@@ -32,6 +32,8 @@ var mutants = []mutant{
 		"STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_FREEZING,", "STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_TAKING,"}}},
 	{"a volume gets another host under its guest", []edit{{"core/volumes.go",
 		"p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:", "p.volumeAway(v, time.Second) && p.Clusters[v.Cluster] != nil:"}}},
+	{"a checkpoint is deleted on which another builds", []edit{{"core/checkpoints.go", "	if p.needed(c) || c.Pinned ||", "	if c.Pinned ||"}}},
+	{"a host restores without the file on which another builds", []edit{{"core/restores.go", "range slices.Backward(chain[1:]) {", "range slices.Backward(chain[:0]) {"}}},
 	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
 	{"a cluster is restored beside copies that run", []edit{{"core/evidence.go", " || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING", ""},
 		{"core/restores.go", `		if g.Host != "" || p.changed(g)`, "		if p.changed(g)"}}},

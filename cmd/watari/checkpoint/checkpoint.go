@@ -205,7 +205,7 @@ func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
 		if c.GetPinned() {
 			pinned = "yes"
 		}
-		t.Row(c.GetMeta().GetName(), c.GetCluster(), output.State(c.GetState()), output.Time(env.Now(), c.GetTaken()), fmt.Sprint(len(c.GetMembers())),
+		t.Row(c.GetMeta().GetName(), c.GetCluster(), state(c), output.Time(env.Now(), c.GetTaken()), fmt.Sprint(len(c.GetMembers())),
 			output.Size(checkpoint.Bytes(c)), stood, pinned, c.GetMessage())
 	}
 	t.Write(w)
@@ -238,7 +238,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 	output.Fields(w,
 		[2]string{"name", c.GetMeta().GetName()},
 		[2]string{"cluster", c.GetCluster()},
-		[2]string{"state", output.State(c.GetState())},
+		[2]string{"state", state(c)},
 		[2]string{"message", c.GetMessage()},
 		[2]string{"reason", c.GetReason()},
 		[2]string{"taken", output.Time(env.Now(), c.GetTaken())},
@@ -257,17 +257,36 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 	if v := c.GetVolume(); v != nil {
 		size, state, hosts := file(v)
 		fmt.Fprintln(w)
-		t := output.NewTable("VOLUME", "WAS ON", "SIZE", "DISK", "FILE ON")
-		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts)
+		t := output.NewTable("VOLUME", "WAS ON", "SIZE", "DISK", "FILE ON", "HAS")
+		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts, has(v))
 		t.Write(w)
 	}
 	fmt.Fprintln(w)
-	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON")
+	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON", "HAS")
 	for _, m := range c.GetMembers() {
 		size, state, hosts := file(m)
-		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), size, state, hosts)
+		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), size, state, hosts, has(m))
 	}
 	t.Write(w)
+}
+
+// has says what a member's file has.
+func has(m *v1.CheckpointMember) string {
+	switch {
+	case m.GetFile() == nil:
+		return ""
+	case m.GetFile().GetBase() != "":
+		return "what differs"
+	}
+	return "all"
+}
+
+// state is a checkpoint's state for people.
+func state(c *v1.Checkpoint) string {
+	if c.GetMeta().GetDeleting() != nil {
+		return "deleting"
+	}
+	return output.State(c.GetState())
 }
 
 func newPin(env *cli.Env) *cobra.Command {

@@ -1,0 +1,297 @@
+package checkpoint
+
+// increment.go - files that have only what differs from an earlier state. An index says where in the earlier state each of its pages is. An
+// increment is a list of pieces: bytes, and places in the earlier state from which bytes are copied. What counts as a page decides only how
+// much is found again: a state is put together byte for byte, and its hash is looked at.
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+)
+
+// Layout is where a state's pages are.
+type Layout int
+
+const (
+	// Memory is QEMU's migration stream. A page in it is an 8-byte head, with address and flags, and 4 KiB of memory.
+	Memory Layout = iota
+	// Disk is an image. Pages of 4 KiB follow one another.
+	Disk
+)
+
+const (
+	pageSize = 4096
+	headSize = 8
+	// The lowest bits of a head say what follows (QEMU, migration/ram.c, RAM_SAVE_FLAG_*).
+	flagBits = pageSize - 1
+	pageFlag = 0x28 // a page, of the same block of memory as the one before
+	zeroFlag = 0x22 // one byte, with which a page is filled
+	// highest is above all addresses in heads.
+	highest = 1 << 46
+	// literalSize is how many bytes are put together before they are written as one piece.
+	literalSize = 64 << 10
+	// mostIndexed bounds an index: 16 GiB of pages. A larger state is always written whole.
+	mostIndexed = 4 << 20
+	sumSize     = 16
+)
+
+// IndexSuffix ends the name of a file's index, which lies beside it.
+const IndexSuffix = ".index"
+
+// index says where in a state pages are, by their hash.
+type index map[[sumSize]byte]int64
+
+// splitter cuts a state into pages and what is between them.
+type splitter struct {
+	from   *bufio.Reader
+	layout Layout
+}
+
+func newSplitter(from io.Reader, layout Layout) *splitter {
+	return &splitter{bufio.NewReaderSize(from, 64*pageSize), layout}
+}
+
+// next returns the next piece of the state, which is valid until the next call, and whether it is a page; io.EOF at the end.
+func (s *splitter) next() (piece []byte, page bool, err error) {
+	size, page := pageSize, true
+	if s.layout == Memory {
+		if size, page, err = s.measure(); err != nil {
+			return nil, false, err
+		}
+	}
+	piece, err = s.from.Peek(size)
+	if len(piece) < size && (err != io.EOF || len(piece) == 0) {
+		return nil, false, err
+	}
+	_, err = s.from.Discard(len(piece)) // piece stays as it is until more is read
+	return piece, page && len(piece) == size, err
+}
+
+// measure returns the size of the next piece of a Memory state. What is no page is passed over byte by byte, until heads follow again.
+func (s *splitter) measure() (size int, page bool, err error) {
+	head, err := s.from.Peek(headSize)
+	if len(head) < headSize {
+		if err == io.EOF && len(head) > 0 {
+			return len(head), false, nil
+		}
+		return 0, false, err
+	}
+	switch value := binary.BigEndian.Uint64(head); {
+	case value >= highest:
+	case value&flagBits == pageFlag:
+		return headSize + pageSize, true, nil
+	case value&flagBits == zeroFlag:
+		return headSize + 1, false, nil
+	}
+	return 1, false, nil
+}
+
+// encoder writes a state: whole, or as what differs from an earlier one.
+type encoder struct {
+	to      *bufio.Writer
+	base    index // nil: whole
+	literal []byte
+	from    int64 // where in the earlier state the bytes are that are to be copied
+	copied  int64 // how many
+	sum     hash.Hash
+}
+
+// encode writes a state, and returns its size. It adds the state's pages to an index file; pages may be nil.
+func encode(to io.Writer, state io.Reader, layout Layout, base index, pages *indexFile) (int64, error) {
+	e := &encoder{to: bufio.NewWriterSize(to, literalSize), base: base, sum: sha256.New()}
+	at := int64(0)
+	split := newSplitter(state, layout)
+	for {
+		piece, page, err := split.next()
+		if err == io.EOF {
+			break
+		}
+		if err == nil {
+			err = e.add(piece, page, at, pages)
+		}
+		if err != nil {
+			return at, err
+		}
+		at += int64(len(piece))
+	}
+	return at, e.end()
+}
+
+func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error {
+	var sum [sumSize]byte
+	if page {
+		full := sha256.Sum256(piece)
+		copy(sum[:], full[:])
+		pages.add(sum, at)
+	}
+	if e.base == nil {
+		_, err := e.to.Write(piece)
+		return err
+	}
+	e.sum.Write(piece)
+	if page {
+		if place, has := e.base[sum]; has {
+			return e.copy(place, int64(len(piece)))
+		}
+	}
+	if err := e.endCopy(); err != nil {
+		return err
+	}
+	e.literal = append(e.literal, piece...)
+	if len(e.literal) >= literalSize {
+		return e.endLiteral()
+	}
+	return nil
+}
+
+// copy adds bytes of the earlier state.
+func (e *encoder) copy(place, size int64) error {
+	if e.copied > 0 && e.from+e.copied == place {
+		e.copied += size
+		return nil
+	}
+	if err := errors.Join(e.endLiteral(), e.endCopy()); err != nil {
+		return err
+	}
+	e.from, e.copied = place, size
+	return nil
+}
+
+// A piece begins with twice its size, and one more if it is copied. The size 0 ends the list; the state's SHA-256 follows.
+func (e *encoder) endLiteral() error {
+	if len(e.literal) == 0 {
+		return nil
+	}
+	_, err := e.to.Write(binary.AppendUvarint(nil, uint64(len(e.literal))<<1))
+	if err == nil {
+		_, err = e.to.Write(e.literal)
+	}
+	e.literal = e.literal[:0]
+	return err
+}
+
+func (e *encoder) endCopy() error {
+	if e.copied == 0 {
+		return nil
+	}
+	_, err := e.to.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(e.copied)<<1|1), uint64(e.from)))
+	e.copied = 0
+	return err
+}
+
+func (e *encoder) end() error {
+	err := errors.Join(e.endLiteral(), e.endCopy())
+	if err == nil && e.base != nil {
+		_, err = e.to.Write(e.sum.Sum([]byte{0}))
+	}
+	return errors.Join(err, e.to.Flush())
+}
+
+// decode puts a state of size bytes together from an increment and the earlier state.
+func decode(to io.Writer, increment io.Reader, base io.ReaderAt, size int64) error {
+	from, sum, left := bufio.NewReaderSize(increment, literalSize), sha256.New(), size
+	out := io.MultiWriter(to, sum)
+	for {
+		head, err := binary.ReadUvarint(from)
+		if err != nil {
+			return damaged(err)
+		}
+		n := int64(head >> 1)
+		if n == 0 {
+			break
+		}
+		if n > left || n < 0 {
+			return fmt.Errorf("%w: the state in it is larger than the %d bytes that it should have", ErrDamaged, size)
+		}
+		left -= n
+		var piece io.Reader = io.LimitReader(from, n)
+		if head&1 == 1 {
+			place, err := binary.ReadUvarint(from)
+			if err != nil || place > 1<<62 {
+				return damaged(err)
+			}
+			piece = io.NewSectionReader(base, int64(place), n)
+		}
+		if copied, err := io.Copy(out, piece); err != nil || copied != n {
+			return damaged(err)
+		}
+	}
+	want := make([]byte, sha256.Size)
+	if _, err := io.ReadFull(from, want); err != nil {
+		return damaged(err)
+	}
+	if left != 0 || !bytes.Equal(sum.Sum(nil), want) {
+		return fmt.Errorf("%w: put together with the file that it builds on, it is not the state that was saved", ErrDamaged)
+	}
+	return nil
+}
+
+// damaged is why an increment cannot be read; err may be nil.
+func damaged(err error) error {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: it ends too early", ErrDamaged)
+	}
+	return err
+}
+
+// indexFile is an index that is being written. It is lost without harm: the next state is then written whole.
+type indexFile struct {
+	file    *os.File
+	to      *bufio.Writer
+	entries int
+	failed  error
+}
+
+const indexEntry = sumSize + 8
+
+func createIndex(path string) *indexFile {
+	file, err := os.OpenFile(path+IndexSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil
+	}
+	return &indexFile{file: file, to: bufio.NewWriter(file)}
+}
+
+func (f *indexFile) add(sum [sumSize]byte, at int64) {
+	if f == nil || f.failed != nil {
+		return
+	}
+	if f.entries++; f.entries > mostIndexed {
+		f.failed = errors.New("it is too large")
+		return
+	}
+	_, f.failed = f.to.Write(binary.BigEndian.AppendUint64(sum[:], uint64(at)))
+}
+
+// close ends the index, which is removed unless all of it is there and whole says so.
+func (f *indexFile) close(whole bool) {
+	if f == nil {
+		return
+	}
+	if err := errors.Join(f.failed, f.to.Flush(), f.file.Close()); err != nil || !whole {
+		_ = os.Remove(f.file.Name())
+	}
+}
+
+// readIndex reads the index of a file; nil: there is none.
+func readIndex(path string) index {
+	text, err := os.ReadFile(path + IndexSuffix)
+	if err != nil || len(text) == 0 || len(text)%indexEntry != 0 {
+		return nil
+	}
+	found := make(index, len(text)/indexEntry)
+	for ; len(text) > 0; text = text[indexEntry:] {
+		found[[sumSize]byte(text[:sumSize])] = int64(binary.BigEndian.Uint64(text[sumSize:]))
+	}
+	return found
+}
+
+// RemoveIndex removes what Write has noted of a file for later increments. The file itself stays.
+func RemoveIndex(path string) { _ = os.Remove(path + IndexSuffix) }

@@ -1,0 +1,112 @@
+package core
+
+// chains.go - files of checkpoints that have only what differs from a file of an earlier one. What a file needs is kept as long as it is.
+
+import (
+	"iter"
+	"maps"
+	"slices"
+
+	v1 "watari/api/watariv1"
+	"watari/checkpoint"
+)
+
+// longestChain is of how many files a state is put together at most.
+const longestChain = 8
+
+// chainFile is a file of a chain.
+type chainFile struct {
+	checkpoint *v1.Checkpoint
+	member     *v1.CheckpointMember
+}
+
+// fileOnly returns a file's description without the hosts that have it.
+func fileOnly(f *v1.CheckpointFile) *v1.CheckpointFile {
+	return &v1.CheckpointFile{Blob: f.GetBlob(), StateBytes: f.GetStateBytes(), Base: f.GetBase()}
+}
+
+// fileMember returns a guest's or a volume's part of a checkpoint, by its uid; nil: none.
+func fileMember(c *v1.Checkpoint, uid string) *v1.CheckpointMember {
+	for _, m := range checkpoint.Files(c) {
+		if m.GuestUid == uid {
+			return m
+		}
+	}
+	return nil
+}
+
+// chain returns the file of a member of a checkpoint, and those on which it builds, the one with all of a state last. It is not whole if one
+// of them is gone.
+func (p *pass) chain(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile, whole bool) {
+	list = []chainFile{{c, m}}
+	for base := m.File.GetBase(); base != ""; {
+		found := false
+		for other := range p.index.checkpointsOf[c.Cluster] {
+			if f := fileMember(other, m.GuestUid); f.GetFile().GetBlob().GetDigest() == base && other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
+				list, base, found = append(list, chainFile{other, f}), f.File.Base, true
+				break
+			}
+		}
+		if !found || len(list) > longestChain {
+			return list, false
+		}
+	}
+	return list, true
+}
+
+// chainToRestore is chain, but empty if nothing is restored: c is nil.
+func (p *pass) chainToRestore(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile) {
+	if c != nil && m != nil {
+		list, _ = p.chain(c, m)
+	}
+	return list
+}
+
+// needs reports whether the restore of a member of checkpoint from, which may be nil, needs the member's file of checkpoint c.
+func (p *pass) needs(from *v1.Checkpoint, m *v1.CheckpointMember, c *v1.Checkpoint) bool {
+	return slices.ContainsFunc(p.chainToRestore(from, m), func(f chainFile) bool { return f.checkpoint == c })
+}
+
+// buildsOn returns the uid of the checkpoint on whose file of a member a new one may build: the latest, if the member's host has that file.
+// A state is written whole again if the chain is long, or if all that differs has become as much as the state. Empty: on none.
+func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
+	latest := latestCheckpoint(p.Objects, p.Clusters[c.Cluster], c)
+	base := fileMember(latest, m.GuestUid)
+	if base == nil || !slices.Contains(base.File.GetHosts(), m.Host) {
+		return ""
+	}
+	chain, whole := p.chain(latest, base)
+	differs := uint64(0)
+	for _, f := range chain[:len(chain)-1] {
+		differs += f.member.File.GetBlob().GetSize()
+	}
+	if !whole || len(chain) >= longestChain || differs > chain[len(chain)-1].member.File.GetBlob().GetSize() {
+		return ""
+	}
+	return latest.Meta.Uid
+}
+
+// needed reports whether one of other checkpoints builds on this one, or may while it is being made.
+func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
+		return false
+	}
+	for other := range others {
+		if other == c || other.ClusterUid != c.ClusterUid {
+			continue
+		}
+		if checkpoint.HoldsMoves(other.State) {
+			return true
+		}
+		for _, m := range checkpoint.Files(other) {
+			if base := m.File.GetBase(); base != "" && fileMember(c, m.GuestUid).GetFile().GetBlob().GetDigest() == base {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *pass) needed(c *v1.Checkpoint) bool {
+	return needed(c, maps.Keys(p.index.checkpointsOf[c.Cluster]))
+}
