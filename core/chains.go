@@ -68,8 +68,14 @@ func (p *pass) needs(from *v1.Checkpoint, m *v1.CheckpointMember, c *v1.Checkpoi
 }
 
 // buildsOn returns the uid of the checkpoint on whose file of a member a new one may build: the latest, if the member's host has that file.
-// A state is written whole again if the chain is long, or if all that differs has become as much as the state. Empty: on none.
+// A state is written whole again if the chain is long, or if all that differs has become as much as the state. So it is as long as there is a
+// host whose agent could not restore it. Empty: on none.
 func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
+	for _, h := range p.Hosts {
+		if h.Info != nil && !h.Info.Increments {
+			return ""
+		}
+	}
 	latest := latestCheckpoint(p.Objects, p.Clusters[c.Cluster], c)
 	base := fileMember(latest, m.GuestUid)
 	if base == nil || !slices.Contains(base.File.GetHosts(), m.Host) {

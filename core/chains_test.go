@@ -90,17 +90,19 @@ func TestAGuestIsRestoredFromAChain(t *testing.T) {
 	}
 }
 
-// A state is written whole again when the chain is long, when it differs much, or when the host lacks the latest file.
+// A state is written whole again when the chain is long, when it differs much, when the host lacks the latest file, or when an older agent
+// could not restore it.
 func TestWhatANewFileBuildsOn(t *testing.T) {
 	for name, try := range map[string]struct {
 		chain  int
 		change func(h *household)
 		want   string
 	}{
-		"none":  {0, func(*household) {}, ""},
-		"a few": {3, func(*household) {}, "uid-md-c3"},
-		"many":  {8, func(*household) {}, ""},
-		"much":  {3, func(h *household) { h.objects.Checkpoints["md-c3"].Members[0].File.Blob.Size = 2 << 20 }, ""},
+		"none":           {0, func(*household) {}, ""},
+		"a few":          {3, func(*household) {}, "uid-md-c3"},
+		"many":           {8, func(*household) {}, ""},
+		"much":           {3, func(h *household) { h.objects.Checkpoints["md-c3"].Members[0].File.Blob.Size = 2 << 20 }, ""},
+		"an older agent": {3, func(h *household) { h.objects.Hosts["b1"].Info.Increments = false }, ""},
 		"elsewhere": {3, func(h *household) {
 			h.objects.Checkpoints["md-c3"].Members[0].File.Hosts = []string{"b1"}
 			h.files["a1"], h.files["b1"] = h.files["a1"][:2], h.files["a1"][2:]

@@ -305,6 +305,11 @@ func (p *pass) restoreRequest(g *v1.Guest, cluster *v1.Cluster, m *v1.Checkpoint
 	saved, source := &v1.Guest{Meta: g.Meta, Platform: m.Platform, LeaseMs: g.LeaseMs}, p.Hosts[m.Host].GetInfo()
 	return &placement.Request{
 		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
-		Compatible: func(h *v1.HostInfo) string { return compatibility.RefuseMove(saved, source, h) },
+		Compatible: func(h *v1.HostInfo) string {
+			if m.File.GetBase() != "" && !h.GetIncrements() {
+				return "its agent is of an older version, which cannot restore this checkpoint"
+			}
+			return compatibility.RefuseMove(saved, source, h)
+		},
 	}
 }

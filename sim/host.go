@@ -296,7 +296,7 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
-	o.Info = &v1.HostInfo{Leases: true, BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
+	o.Info = &v1.HostInfo{Leases: true, Increments: h.name != "a1" || h.sim.everyIncrement, BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
 		CoreSpeed: h.speed(), WireguardPublicKey: h.name, RelayPort: relayPort, DialOnly: h.behind.said}
 	if h.behind.plain {
 		o.Info.RelayPort, o.Info.DialOnly = 0, false

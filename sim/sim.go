@@ -57,6 +57,7 @@ type Sim struct {
 	partitions      map[string]bool     // "a b": these hosts cannot reach each other
 	cuts            map[string]*cutSeen // what happened for checkpoints, by their uid
 	bases           map[fileOf]string   // the checkpoints on which files build
+	everyIncrement  bool                // all agents restore increments
 	made            map[string]bool     // volumes that were ready once, by uid
 	unwantedVolumes map[string]bool     // whose users have deleted them
 	creates         map[string]int      // calls under way that create a domain, by host, boot and guest
@@ -118,7 +119,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 		policies = simPolicy + rebalancing(seed)
 	}
 	s.oracle, s.pattern, s.talking = seed%4 == 0, pattern(seed/7)%patterns, int(seed%7)
-	s.fencing = hasFencing(seed)
+	s.fencing, s.everyIncrement = hasFencing(seed), seed%9 != 0
 	s.begin(seed, policies)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {

@@ -241,7 +241,8 @@ func damaged(err error) error {
 	return err
 }
 
-// indexFile is an index that is being written. It is lost without harm: the next state is then written whole.
+// indexFile is an index that is being written. It is lost without harm: the next state is then written whole. But a wrong one would make
+// increments that cannot be restored, so it is on disk before its file counts.
 type indexFile struct {
 	file    *os.File
 	to      *bufio.Writer
@@ -275,7 +276,7 @@ func (f *indexFile) close(whole bool) {
 	if f == nil {
 		return
 	}
-	if err := errors.Join(f.failed, f.to.Flush(), f.file.Close()); err != nil || !whole {
+	if err := errors.Join(f.failed, f.to.Flush(), f.file.Sync(), f.file.Close()); err != nil || !whole {
 		_ = os.Remove(f.file.Name())
 	}
 }

@@ -1460,7 +1460,8 @@ type HostInfo struct {
 	// relay_port is the UDP port at which the host answers probes; those above it are for pairs of hosts between which it relays.
 	// 0: its agent cannot.
 	RelayPort     uint32 `protobuf:"varint,23,opt,name=relay_port,json=relayPort,proto3" json:"relay_port,omitempty"`
-	Leases        bool   `protobuf:"varint,24,opt,name=leases,proto3" json:"leases,omitempty"` // the host ends guests whose leases end, whatever happens to its agent
+	Leases        bool   `protobuf:"varint,24,opt,name=leases,proto3" json:"leases,omitempty"`         // the host ends guests whose leases end, whatever happens to its agent
+	Increments    bool   `protobuf:"varint,25,opt,name=increments,proto3" json:"increments,omitempty"` // the agent restores files of checkpoints that build on others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1659,6 +1660,13 @@ func (x *HostInfo) GetRelayPort() uint32 {
 func (x *HostInfo) GetLeases() bool {
 	if x != nil {
 		return x.Leases
+	}
+	return false
+}
+
+func (x *HostInfo) GetIncrements() bool {
+	if x != nil {
+		return x.Increments
 	}
 	return false
 }
@@ -5899,7 +5907,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xdf\x06\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xff\x06\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -5930,7 +5938,10 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\tdial_only\x18\x16 \x01(\bR\bdialOnly\x12\x1d\n" +
 	"\n" +
 	"relay_port\x18\x17 \x01(\rR\trelayPort\x12\x16\n" +
-	"\x06leases\x18\x18 \x01(\bR\x06leases\"w\n" +
+	"\x06leases\x18\x18 \x01(\bR\x06leases\x12\x1e\n" +
+	"\n" +
+	"increments\x18\x19 \x01(\bR\n" +
+	"increments\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +

@@ -34,7 +34,7 @@ import (
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
-	info := &v1.HostInfo{Leases: true, AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
+	info := &v1.HostInfo{Leases: true, Increments: true, AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
 		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
