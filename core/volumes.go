@@ -118,8 +118,11 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 		p.propose(key, c)
 		return
 	case v.Meta.Deleting != nil:
+	case v.Host == "" && !p.complete(): // one that is expected may have it: an older copy of the store was put back
 	case v.Host == "":
-		update.Host, update.Message = p.volumeHost(v)
+		if update.Host = p.hostWith(v.Meta.Uid); update.Host == "" {
+			update.Host, update.Message = p.volumeHost(v)
+		}
 		if host := p.Hosts[update.Host]; host != nil {
 			c.write(Expect, host)
 			c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is made on host %s", update.Host)
@@ -164,8 +167,11 @@ func (p *pass) volumeAway(v *v1.Volume, long time.Duration) bool {
 	if p.Began.After(since) {
 		since = p.Began
 	}
-	p.again = earlier(p.again, since.Add(long))
-	return p.Now.Sub(since) >= long
+	if due := since.Add(long); p.Now.Before(due) {
+		p.again = earlier(p.again, due)
+		return false
+	}
+	return true
 }
 
 // volumeLost reports whether a volume's host counts as lost: it was removed, or it is out of reach for longer than the lease of the guest
@@ -225,6 +231,16 @@ func (p *pass) loseVolume(v *v1.Volume) {
 		p.goBack(&c, cluster, from, reason, losses)
 		p.propose("restore of "+cluster.Meta.Name, c)
 	}
+}
+
+// hostWith returns a connected host that has a volume's disk; empty: none.
+func (p *pass) hostWith(uid string) string {
+	for _, name := range sortedKeys(p.Hosts) {
+		if report, _, connected := p.Observed(name); connected && volumeOn(report, uid) != nil {
+			return name
+		}
+	}
+	return ""
 }
 
 // volumeOn returns a host's report of a volume; nil: none.

@@ -384,3 +384,26 @@ func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
 		t.Errorf("a1 is ordered %v", w)
 	}
 }
+
+// A volume without a host, because an older copy of the store was put back, is where its disk is.
+func TestAVolumeIsWhereItsDiskIs(t *testing.T) {
+	h := volumes(t, 0)
+	v := &v1.Volume{Meta: &v1.Meta{Name: "data", Uid: "uid-data", Owner: "ann"}, SizeBytes: 1 << 30, State: v1.VolumeState_VOLUME_STATE_PENDING}
+	h.has("b1", v, 0)
+	h.created("data", 1<<30)
+	if v := h.objects.Volumes["data"]; v.Host != "b1" || v.State != v1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("it is %v", v)
+	}
+}
+
+// A volume whose host is out of reach for ever does not have the manager decide without a pause.
+func TestAVolumeThatIsAwayIsLookedAtInTime(t *testing.T) {
+	h := inUse(t)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.away, h.out = map[string]bool{"a2": true}, time.Hour
+	h.pass(time.Second)
+	d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Leases: h.leases})
+	if !d.Again.IsZero() && !d.Again.After(h.now) {
+		t.Errorf("the next decision is at %v, and it is %v", d.Again, h.now)
+	}
+}
