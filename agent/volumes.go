@@ -86,8 +86,14 @@ type allowed struct {
 	cancel context.CancelFunc
 }
 
+// VolumeFolders returns where an agent keeps volumes' disks, and the sockets of their daemons.
+func VolumeFolders(state, run string) (disks, sockets string) {
+	return filepath.Join(state, "volumes"), filepath.Join(run, "volumes")
+}
+
 func newVolumeKeeper(a *Agent) *volumeKeeper {
-	k := &volumeKeeper{agent: a, host: a.config.Volumes, folder: filepath.Join(a.config.StateDir, "volumes"), sockets: filepath.Join(a.config.RunDir, "volumes"), log: a.log,
+	disks, sockets := VolumeFolders(a.config.StateDir, a.config.RunDir)
+	k := &volumeKeeper{agent: a, host: a.config.Volumes, folder: disks, sockets: sockets, log: a.log,
 		wake: make(chan struct{}, 1), orders: &v1.HostWanted{}, held: map[string]*heldVolume{}, guests: map[string]*guestVolume{}, readers: map[string]map[string]*allowed{}}
 	if k.host == nil {
 		return k
@@ -98,7 +104,7 @@ func newVolumeKeeper(a *Agent) *volumeKeeper {
 		k.able = true
 	}
 	found, err := volume.List(k.folder)
-	if err != nil {
+	if err = errors.Join(err, volume.Sweep(k.folder)); err != nil {
 		k.log.Error("volumes", "error", err)
 	}
 	for uid, facts := range found {

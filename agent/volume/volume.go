@@ -65,7 +65,16 @@ func Missing() error {
 	return errors.Join(missing...)
 }
 
-// List returns the volumes in a folder, by uid, and removes what is not whole.
+// Sweep removes what is not whole from a folder. Nothing may be under way in it.
+func Sweep(folder string) error {
+	parts, err := filepath.Glob(filepath.Join(folder, "*"+partName))
+	for _, part := range parts {
+		err = errors.Join(err, os.RemoveAll(part))
+	}
+	return err
+}
+
+// List returns the volumes in a folder, by uid.
 func List(folder string) (map[string]Facts, error) {
 	found := map[string]Facts{}
 	entries, err := os.ReadDir(folder)
@@ -74,7 +83,6 @@ func List(folder string) (map[string]Facts, error) {
 	}
 	for _, entry := range entries {
 		if strings.HasSuffix(entry.Name(), partName) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(folder, entry.Name())))
 			continue
 		}
 		text, readErr := os.ReadFile(filepath.Join(folder, entry.Name(), factsName))
@@ -257,14 +265,16 @@ func (d *Disk) kill() {
 	_, _ = unix.Poll(poll, int(startTime/time.Millisecond))
 }
 
+// Stop ends the daemon. Guests that use the disk wait until it is served again.
+func (d *Disk) Stop() {
+	_ = d.ask(func(m *qmp.Monitor) error { return m.Ask("quit", nil, nil) })
+	d.kill()
+}
+
 // Delete ends the daemon and removes the disk.
 func (d *Disk) Delete() error {
-	if m, err := qmp.Dial(d.monitor(), askTime); err == nil {
-		_ = m.Ask("quit", nil, nil)
-		m.Close()
-	}
-	d.kill()
-	gone := d.dir + partName // List removes the rest after a crash
+	d.Stop()
+	gone := d.dir + partName // Sweep removes the rest after a crash
 	if err := os.Rename(d.dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -34,6 +34,12 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := Sweep(folder); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) != 1 {
+		t.Errorf("left are %v, %v", left, err)
+	}
 	if found, err := List(folder); err != nil || len(found) != 1 || !reflect.DeepEqual(found[uid], facts) {
 		t.Fatalf("there are %v, %v", found, err)
 	}

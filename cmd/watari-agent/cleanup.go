@@ -16,10 +16,12 @@ import (
 
 	"watari/agent"
 	"watari/agent/machine"
+	"watari/agent/volume"
 	"watari/internal/qemuprocesses"
 )
 
-// cleanup lists the guests that go on running. With --guests it ends them and removes the network.
+// cleanup lists the guests that go on running, and the volumes. With --guests it ends the guests and the volumes' daemons, and removes the
+// network. Volumes stay on disk.
 func cleanup(args []string) error {
 	flags := flag.NewFlagSet("watari-agent cleanup", flag.ContinueOnError)
 	guests := flags.Bool("guests", false, "end the guests and take taps, routes, WireGuard and the packet filter away")
@@ -36,9 +38,17 @@ func cleanup(args []string) error {
 	if err != nil {
 		return err
 	}
+	disks, run := agent.VolumeFolders(o.state, o.run)
+	volumes, err := volume.List(disks)
+	if err != nil {
+		return err
+	}
 	if !*guests {
 		for _, p := range running {
 			fmt.Printf("watari-%s runs on (pid %d)\n", p.Name, p.PID)
+		}
+		for uid, f := range volumes {
+			fmt.Printf("volume %s is here, with all its files (%s)\n", f.Name, filepath.Join(disks, uid))
 		}
 		return nil
 	}
@@ -55,6 +65,9 @@ func cleanup(args []string) error {
 		}
 		killed[p.UID] = true
 		fmt.Printf("watari-%s was ended\n", p.Name)
+	}
+	for uid := range volumes {
+		volume.Open(disks, run, uid).Stop()
 	}
 	if err := recordEnds(o, killed); err != nil {
 		return err
