@@ -260,21 +260,15 @@ func (k *checkpointKeeper) describeNew(key fileKey, f savedFile) error {
 }
 
 // base returns the file on which a new one may build; nil: it is not here.
-func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
+func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Base {
 	key := fileKey{w.Base, w.GuestUid}
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if f, is := k.files[key]; is && w.Base != "" {
-		return &checkpoint.Stored{Path: k.path(key), File: f.File}
+	f, is := k.files[key]
+	k.mu.Unlock()
+	if !is {
+		return nil
 	}
-	return nil
-}
-
-// builtOn is called when a file is whole: the next one builds on it, and not on its base.
-func builtOn(base *checkpoint.Stored) {
-	if base != nil {
-		checkpoint.RemoveIndex(base.Path)
-	}
+	return checkpoint.LoadBase(checkpoint.Stored{Path: k.path(key), File: f.File})
 }
 
 // discard ends the making of a checkpoint, and removes a file. k.mu is held.

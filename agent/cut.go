@@ -31,10 +31,10 @@ const (
 type member struct {
 	wanted   *v1.CheckpointWanted
 	pipe     string
-	snapshot Snapshot           // nil: none is prepared
-	held     bool               // the machine leaves the guest stopped
-	begun    bool               // its snapshot has begun
-	base     *checkpoint.Stored // on which its file may build; nil: on none
+	snapshot Snapshot         // nil: none is prepared
+	held     bool             // the machine leaves the guest stopped
+	begun    bool             // its snapshot has begun
+	base     *checkpoint.Base // on which its file may build; nil: on none
 	file     checkpoint.File
 
 	// Under checkpointKeeper.mu.
@@ -200,7 +200,7 @@ func (c *cut) describe() error {
 		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
 		}
-		builtOn(m.base)
+		m.base.Supersede()
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ type volumeCopy struct {
 	key    fileKey
 	wanted *v1.CheckpointWanted
 	cancel context.CancelFunc
-	base   *checkpoint.Stored // on which its file may build; nil: on none
+	base   *checkpoint.Base // on which its file may build; nil: on none
 
 	// Under checkpointKeeper.mu.
 	phase   v1.CheckpointPhase
@@ -61,7 +61,7 @@ func (c *volumeCopy) run(ctx context.Context) {
 		err = c.keeper.describeNew(c.key, f)
 	}
 	if err == nil {
-		builtOn(c.base)
+		c.base.Supersede()
 	}
 	k := c.keeper
 	k.mu.Lock()

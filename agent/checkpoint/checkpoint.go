@@ -37,7 +37,7 @@ type Options struct {
 	Limit     int64         // of the file, bytes; 0: none
 	Spare     int64         // bytes that stay free on the disk
 	Layout    Layout        // where the state's pages are
-	Base      *Stored       // the file of an earlier state, of which only the difference is written; nil, or one without an index: all is
+	Base      *Base         // an earlier state, of which only the difference is written; nil: all is
 }
 
 // Stored is a file on this host.
@@ -79,9 +79,7 @@ func write(ctx context.Context, path string, state io.Reader, o Options) (f File
 	out := &target{ctx: ctx, file: file, hash: sha256.New(), options: o}
 	var base index
 	if o.Base != nil {
-		if base = readIndex(o.Base.Path); base != nil {
-			f.Base = o.Base.File.Digest
-		}
+		base, f.Base = o.Base.pages, o.Base.file.Digest
 	}
 	pages := createIndex(path)
 	defer func() { pages.close(err == nil) }()

@@ -59,7 +59,7 @@ func TestAChainOfIncrements(t *testing.T) {
 		state := memory(pages, uint64(i/2)) // in another order from the third on
 		o := Options{Recipient: key.Recipient(), Layout: Memory}
 		if i > 0 {
-			o.Base = &chain[i-1]
+			o.Base = LoadBase(chain[i-1])
 		}
 		path := filepath.Join(folder, string(rune('a'+i)))
 		f, err := Write(t.Context(), path, bytes.NewReader(state), o)
@@ -95,7 +95,7 @@ func TestAChainOfIncrements(t *testing.T) {
 	}
 	// Without its index, a state is written whole.
 	RemoveIndex(chain[3].Path)
-	f, err := Write(t.Context(), filepath.Join(folder, "e"), bytes.NewReader(memory(pages, 1)), Options{Recipient: key.Recipient(), Base: &chain[3]})
+	f, err := Write(t.Context(), filepath.Join(folder, "e"), bytes.NewReader(memory(pages, 1)), Options{Recipient: key.Recipient(), Base: LoadBase(chain[3])})
 	if err != nil || f.Base != "" {
 		t.Errorf("without an index it builds on %q: %v", f.Base, err)
 	}

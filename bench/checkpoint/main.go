@@ -124,7 +124,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 	// An increment, of which only the size is noted.
 	second := filepath.Join(h.folder, "second")
 	base := checkpoint.Stored{Path: path, File: file}
-	increment, _, err := h.checkpoint(ctx, second, key, &base, func(string, float64) {})
+	increment, _, err := h.checkpoint(ctx, second, key, checkpoint.LoadBase(base), func(string, float64) {})
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 }
 
 // checkpoint takes and writes a checkpoint: all of the state, or, if base is not nil, what differs from an earlier one.
-func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, base *checkpoint.Stored, note func(string, float64)) (f checkpoint.File, during watch, err error) {
+func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, base *checkpoint.Base, note func(string, float64)) (f checkpoint.File, during watch, err error) {
 	s, err := h.driver.PrepareSnapshot(ctx, h.spec.UID, filepath.Join(h.folder, "pipe"))
 	if err != nil {
 		return f, during, err
