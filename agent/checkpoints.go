@@ -152,11 +152,11 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 			case w.Volume && k.copies[key].over: // it has failed
 			case w.Volume:
 				k.copies[key].set(w.Order)
-			case c == nil: // its agent has died
-				c = &cut{keeper: k, id: w.CheckpointId, over: true}
-				k.cuts[w.CheckpointId] = c
-				c.take(w)
 			default:
+				if c == nil { // its agent has died
+					c = &cut{keeper: k, id: w.CheckpointId, over: true}
+					k.cuts[w.CheckpointId] = c
+				}
 				c.take(w)
 			}
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
