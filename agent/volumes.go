@@ -292,7 +292,7 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) error {
 	if i := slices.Index(v.facts.Restored, w.Restore.Id); i >= 0 {
 		if i < len(v.facts.Restored)-1 {
-			return errors.New("it was put back to another checkpoint since: restore the cluster again (`watari checkpoint restore`)")
+			return errors.New("it was put back to another checkpoint since: restore it again (`watari checkpoint restore`, `watari volume restore`)")
 		}
 		return nil
 	}

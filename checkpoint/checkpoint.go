@@ -164,6 +164,8 @@ func Step(c *v1.Checkpoint, o Observed) Decision {
 		return Decision{c.State, c.Message}
 	case c.Cancel:
 		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "cancelled"}
+	case o.Unwanted && len(c.Members) == 0 && c.Volume != nil:
+		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the volume is being deleted or restored"}
 	case o.Unwanted:
 		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the cluster's guests are being stopped or moved"}
 	}

@@ -4,6 +4,7 @@ package core
 
 import (
 	"maps"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,6 +18,7 @@ import (
 const (
 	leastEvery = 10 * time.Second
 	mostKept   = 100
+	mostCopies = 5
 )
 
 // CheckpointKey is a new key pair for a cluster's checkpoints, in age's text form.
@@ -25,12 +27,12 @@ type CheckpointKey struct{ Secret, Recipient string }
 // CreateCheckpoint makes the record of a checkpoint of a cluster. It returns the checkpoint's name. If one is under way, the
 // change has no operations. key is for a cluster that has none.
 func (a *Admission) CreateCheckpoint(r *v1.CreateCheckpointRequest, key CheckpointKey) (change Change, name string, err error) {
-	cluster, err := a.checkpointed(r.Cluster)
+	of, err := a.checkpointed(r.Cluster, r.Volume)
 	if err != nil {
 		return change, "", err
 	}
 	for _, c := range a.Checkpoints {
-		if checkpointIsOf(c, cluster) && !checkpoint.Ended(c.State) {
+		if checkpointIsOf(c, of) && !checkpoint.Ended(c.State) {
 			return change, c.Meta.Name, nil
 		}
 	}
@@ -38,22 +40,51 @@ func (a *Admission) CreateCheckpoint(r *v1.CreateCheckpointRequest, key Checkpoi
 	if halted := Halted(guests); halted != "" {
 		return change, "", precondition("a checkpoint needs all guests of cluster %s: %s", r.Cluster, halted)
 	}
-	if cluster.CheckpointRecipient != "" {
-		change.write(Expect, cluster)
+	if of.GetCheckpointRecipient() != "" {
+		change.write(Expect, of)
 	} else {
-		cluster = proto.CloneOf(cluster)
-		key.give(cluster)
-		change.write(Update, cluster)
+		of = proto.Clone(of).(origin)
+		key.give(of)
+		change.write(Update, of)
 	}
-	c := newCheckpoint(a.Objects, cluster, "user "+a.Caller.Name+" asked for it")
+	c := newCheckpoint(a.Objects, of, "user "+a.Caller.Name+" asked for it")
 	c.Pinned = r.Pinned
 	change.write(Create, c)
-	a.audited(&change, "checkpoint", c.Meta.Name, "of cluster %s to be made", r.Cluster)
+	a.audited(&change, "checkpoint", c.Meta.Name, "of %s to be made", origins(r.Cluster, r.Volume))
 	return change, c.Meta.Name, nil
 }
 
-// checkpointed finds the caller's cluster, and refuses one of which no checkpoints can be made now.
-func (a *Admission) checkpointed(name string) (*v1.Cluster, error) {
+// origins names the cluster or the volume of a request.
+func origins(cluster, volume string) string {
+	if volume != "" {
+		return "volume " + volume
+	}
+	return "cluster " + cluster
+}
+
+// checkpointed finds the caller's cluster or volume, and refuses one of which no checkpoints can be made now.
+func (a *Admission) checkpointed(cluster, volume string) (origin, error) {
+	if volume == "" {
+		return a.checkpointedCluster(cluster)
+	}
+	if cluster != "" {
+		return nil, invalid("a checkpoint is of a cluster or of a volume, not of both: %s, %s", cluster, volume)
+	}
+	v, err := Find(a.Caller, "volume", volume, a.Volumes)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.Meta.Deleting != nil:
+		return nil, precondition("volume %s is being deleted", volume)
+	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
+		return nil, precondition("volume %s is lost: %s", volume, v.Message)
+	case restoring(v):
+		return nil, precondition("volume %s is being put back to snapshot %s; `watari volume show %s` shows when that is done", volume, v.Restore.Checkpoint, volume)
+	}
+	return v, nil
+}
+
+func (a *Admission) checkpointedCluster(name string) (origin, error) {
 	cluster, err := Find(a.Caller, "cluster", name, a.Clusters)
 	if err != nil {
 		return nil, err
@@ -67,39 +98,58 @@ func (a *Admission) checkpointed(name string) (*v1.Cluster, error) {
 	return cluster, nil
 }
 
-// give gives a cluster the key pair if it has none. It changes the cluster.
-func (k CheckpointKey) give(cluster *v1.Cluster) {
-	if cluster.CheckpointRecipient == "" {
-		cluster.CheckpointKey, cluster.CheckpointRecipient = k.Secret, k.Recipient
+// give gives a cluster or a volume the key pair if it has none. It changes the record.
+func (k CheckpointKey) give(of origin) {
+	if of.GetCheckpointRecipient() != "" {
+		return
+	}
+	switch of := of.(type) {
+	case *v1.Cluster:
+		of.CheckpointKey, of.CheckpointRecipient = k.Secret, k.Recipient
+	case *v1.Volume:
+		of.CheckpointKey, of.CheckpointRecipient = k.Secret, k.Recipient
 	}
 }
 
-// PlanCheckpoints sets when checkpoints of a cluster are made unasked, and how many are kept.
+// PlanCheckpoints sets when checkpoints of a cluster, or snapshots of a volume, are made unasked, and how many are kept.
 func (a *Admission) PlanCheckpoints(r *v1.PlanCheckpointsRequest, key CheckpointKey) (change Change, err error) {
-	cluster, err := a.checkpointed(r.Cluster)
+	of, err := a.checkpointed(r.Cluster, r.Volume)
 	if err != nil {
 		return change, err
 	}
-	every := time.Duration(r.Plan.GetEverySeconds()) * time.Second
-	switch {
-	case every != 0 && every < leastEvery:
-		return change, invalid("a checkpoint every %s is too often: at least %s", every, leastEvery)
-	case r.Plan.GetKeep() > mostKept:
-		return change, invalid("%d checkpoints to keep: at most %d", r.Plan.Keep, mostKept)
+	if err := checkPlan(r.Plan); err != nil || proto.Equal(of.GetCheckpoints(), r.Plan) {
+		return change, err
 	}
-	if proto.Equal(cluster.Checkpoints, r.Plan) {
-		return change, nil
+	of = proto.Clone(of).(origin)
+	switch of := of.(type) {
+	case *v1.Cluster:
+		of.Checkpoints = proto.CloneOf(r.Plan)
+	case *v1.Volume:
+		of.Checkpoints = proto.CloneOf(r.Plan)
 	}
-	cluster = proto.CloneOf(cluster)
-	cluster.Checkpoints = proto.CloneOf(r.Plan)
-	key.give(cluster)
-	change.write(Update, cluster)
-	if every == 0 {
-		a.audited(&change, "cluster", r.Cluster, "no checkpoints to be made unasked")
+	key.give(of)
+	change.write(Update, of)
+	kind, name, _ := strings.Cut(origins(r.Cluster, r.Volume), " ")
+	if every := time.Duration(r.Plan.GetEverySeconds()) * time.Second; every == 0 {
+		a.audited(&change, kind, name, "no checkpoints to be made unasked")
 	} else {
-		a.audited(&change, "cluster", r.Cluster, "a checkpoint to be made every %s", every)
+		a.audited(&change, kind, name, "a checkpoint to be made every %s", every)
 	}
 	return change, nil
+}
+
+// checkPlan checks a plan of checkpoints; nil is none.
+func checkPlan(plan *v1.CheckpointPlan) error {
+	every := time.Duration(plan.GetEverySeconds()) * time.Second
+	switch {
+	case every != 0 && every < leastEvery:
+		return invalid("a checkpoint every %s is too often: at least %s", every, leastEvery)
+	case plan.GetKeep() > mostKept:
+		return invalid("%d checkpoints to keep: at most %d", plan.Keep, mostKept)
+	case plan.GetCopies() > mostCopies:
+		return invalid("each file on %d hosts: at most on %d", plan.Copies, mostCopies)
+	}
+	return nil
 }
 
 // DeleteCheckpoint deletes a checkpoint; its hosts then remove the files. One that is under way is cancelled first.
@@ -108,8 +158,8 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 	if err != nil {
 		return change, err
 	}
-	if cluster := a.Clusters[c.Cluster]; restoring(cluster) && cluster.Restore.CheckpointUid == c.Meta.Uid {
-		return change, precondition("cluster %s is being restored from checkpoint %s; delete it afterwards", c.Cluster, name)
+	if of := originOf(a.Objects, c); of != nil && restoring(of) && of.GetRestore().CheckpointUid == c.Meta.Uid {
+		return change, precondition("%s is being restored from checkpoint %s; delete it afterwards", of.GetMeta().Name, name)
 	}
 	switch {
 	case checkpoint.Ended(c.State) && !needed(c, maps.Values(a.Checkpoints)):
@@ -187,15 +237,24 @@ func (a *Admission) toRestore(asked string) (*v1.Checkpoint, error) {
 		}
 		return nil, precondition("cluster %s has no checkpoint; `watari checkpoint create %s` makes one", asked, asked)
 	}
-	c, err := Find(a.Caller, "checkpoint", asked, a.Checkpoints)
+	c, err := a.wholeCheckpoint(asked)
+	if err == nil && isSnapshot(c) {
+		return nil, invalid("%s is a snapshot of volume %s; `watari volume restore %s` restores it", asked, c.Volume.Guest, asked)
+	}
+	return c, err
+}
+
+// wholeCheckpoint finds a checkpoint that can be restored.
+func (a *Admission) wholeCheckpoint(name string) (*v1.Checkpoint, error) {
+	c, err := Find(a.Caller, "checkpoint", name, a.Checkpoints)
 	if err != nil {
 		return nil, err
 	}
 	if c.Meta.Deleting != nil {
-		return nil, precondition("checkpoint %s was deleted; its files are there as long as others build on them", asked)
+		return nil, precondition("checkpoint %s was deleted; its files are there as long as others build on them", name)
 	}
 	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
-		return nil, precondition("checkpoint %s cannot be restored: it is %s; %s", asked, StateName(c.State.String()), c.Message)
+		return nil, precondition("checkpoint %s cannot be restored: it is %s; %s", name, StateName(c.State.String()), c.Message)
 	}
 	return c, nil
 }

@@ -3,6 +3,8 @@ package core
 // admission_volumes.go - creating and deleting volumes, and which cluster uses one.
 
 import (
+	"time"
+
 	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,13 +18,20 @@ const (
 	maxVolumeBytes = 64 << 40
 )
 
+// askedAgain is how long a second request to restore a volume is taken for a copy of the first.
+const askedAgain = time.Minute
+
 // CreateVolume makes a volume, of which a host makes the disk later. If an equal one exists, the change has no operations.
-func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest) (change Change, err error) {
+// key is for its snapshots.
+func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest, key CheckpointKey) (change Change, err error) {
 	if err := CheckName("volume", r.Name); err != nil {
 		return change, err
 	}
 	if r.SizeBytes < minVolumeBytes || r.SizeBytes > maxVolumeBytes || r.SizeBytes%(1<<20) != 0 {
 		return change, invalid("a volume of %s bytes: it has %s to %s, in whole MiB", humanize.Comma(int64(min(r.SizeBytes, 1<<62))), humanize.IBytes(minVolumeBytes), humanize.IBytes(maxVolumeBytes))
+	}
+	if err := checkPlan(r.Snapshots); err != nil {
+		return change, err
 	}
 	if have := a.Volumes[r.Name]; have != nil {
 		switch {
@@ -32,6 +41,8 @@ func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest) (change Change, err 
 			return change, precondition("volume %s is being deleted; create it again when it is gone", r.Name)
 		case have.SizeBytes != r.SizeBytes:
 			return change, refuse(Exists, "there is a volume %s, and it differs: it has %s, not %s", r.Name, humanize.IBytes(have.SizeBytes), humanize.IBytes(r.SizeBytes))
+		case r.Snapshots != nil && !proto.Equal(have.Checkpoints, r.Snapshots):
+			return change, refuse(Exists, "there is a volume %s, and other snapshots are planned of it; `watari volume snapshot` changes that", r.Name)
 		}
 		return change, nil
 	}
@@ -39,7 +50,7 @@ func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest) (change Change, err 
 		return change, Missing("host", r.Host, a.Hosts)
 	}
 	change.write(Create, &v1.Volume{Meta: &v1.Meta{Name: r.Name, Owner: a.Caller.Name, OwnerUid: a.Caller.UID}, SizeBytes: r.SizeBytes, Host: r.Host,
-		State: v1.VolumeState_VOLUME_STATE_PENDING})
+		State: v1.VolumeState_VOLUME_STATE_PENDING, CheckpointKey: key.Secret, CheckpointRecipient: key.Recipient, Checkpoints: r.Snapshots})
 	a.audited(&change, "volume", r.Name, "created: %s", humanize.IBytes(r.SizeBytes))
 	return change, nil
 }
@@ -50,14 +61,63 @@ func (a *Admission) DeleteVolume(name string) (change Change, err error) {
 	if err != nil || v.Meta.Deleting != nil {
 		return change, err
 	}
-	if cluster := a.Clusters[v.Cluster]; cluster.GetMeta().GetUid() == v.ClusterUid && cluster != nil {
-		return change, precondition("cluster %s uses volume %s; delete the cluster first (`watari cluster delete %s`)", v.Cluster, name, v.Cluster)
+	if err := a.unused(v); err != nil {
+		return change, err
 	}
 	v = proto.CloneOf(v)
 	v.Meta.Deleting = timestamppb.New(a.Now)
 	change.write(Update, v)
 	a.audited(&change, "volume", name, "to be deleted")
 	return change, nil
+}
+
+// unused refuses a volume that a cluster uses.
+func (a *Admission) unused(v *v1.Volume) error {
+	if cluster := a.Clusters[v.Cluster]; cluster != nil && cluster.Meta.Uid == v.ClusterUid {
+		return precondition("cluster %s uses volume %s; delete the cluster first (`watari cluster delete %s`)", v.Cluster, v.Meta.Name, v.Cluster)
+	}
+	return nil
+}
+
+// RestoreVolume puts a volume that no cluster uses back to a snapshot. asked is the snapshot's name, or the volume's: then its latest is taken.
+// host is the host that is to have the volume then; empty: the same, or another one if that was removed. It returns the volume's name.
+func (a *Admission) RestoreVolume(asked, host string) (change Change, name string, err error) {
+	var c *v1.Checkpoint
+	if v := a.Volumes[asked]; v != nil && a.Caller.Owns(v.Meta) {
+		if c = latestCheckpoint(a.Objects, v, nil); c == nil {
+			return change, "", precondition("volume %s has no snapshot; `watari volume snapshot %s` makes one", asked, asked)
+		}
+	} else if c, err = a.wholeCheckpoint(asked); err != nil {
+		return change, "", err
+	}
+	v, _ := originOf(a.Objects, c).(*v1.Volume)
+	switch {
+	case !isSnapshot(c):
+		return change, "", invalid("%s is a checkpoint of cluster %s, not a snapshot of a volume; `watari checkpoint restore %s` restores it", asked, c.Cluster, asked)
+	case v == nil:
+		return change, "", precondition("volume %s, of which snapshot %s was made, no longer exists", c.Volume.Guest, asked)
+	case v.Meta.Deleting != nil:
+		return change, "", precondition("volume %s is being deleted", v.Meta.Name)
+	case host != "" && a.Hosts[host] == nil:
+		return change, "", Missing("host", host, a.Hosts)
+	}
+	if err := a.unused(v); err != nil {
+		return change, "", err
+	}
+	if restoring(v) && v.Restore.CheckpointUid == c.Meta.Uid && (host == "" || host == v.Host) && a.Now.Sub(v.Restore.Asked.AsTime()) < askedAgain {
+		return change, v.Meta.Name, nil
+	}
+	v = proto.CloneOf(v)
+	v.Restore = newRestore(c, "user "+a.Caller.Name+" asked for it", timestamppb.New(a.Now))
+	v.Restore.State = v1.RestoreState_RESTORE_STATE_RESTORING
+	if host != "" && host != v.Host {
+		v.Host, v.State, v.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
+		v.Generation++
+	}
+	change.write(Update, v)
+	change.write(Expect, c)
+	a.audited(&change, "volume", v.Meta.Name, "to go back to snapshot %s", c.Meta.Name)
+	return change, v.Meta.Name, nil
 }
 
 // takeVolume gives a new cluster the volume that its specification names.
@@ -73,6 +133,10 @@ func (a *Admission) takeVolume(change *Change, cluster *v1.Cluster) error {
 	switch user := a.Clusters[v.Cluster]; {
 	case v.Meta.Deleting != nil:
 		return precondition("volume %s is being deleted", name)
+	case restoring(v):
+		return precondition("volume %s is being put back to snapshot %s; `watari volume show %s` shows when that is done", name, v.Restore.Checkpoint, name)
+	case v.State == v1.VolumeState_VOLUME_STATE_LOST && latestCheckpoint(a.Objects, v, nil) != nil:
+		return precondition("volume %s is lost: %s; `watari volume restore %s` gives it its latest snapshot on another host", name, v.Message, name)
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		return precondition("volume %s is lost: %s", name, v.Message)
 	case user != nil && user.Meta.Uid == v.ClusterUid:

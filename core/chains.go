@@ -41,7 +41,7 @@ func (p *pass) chain(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile
 	list = []chainFile{{c, m}}
 	for base := m.File.GetBase(); base != ""; {
 		found := false
-		for other := range p.index.checkpointsOf[c.Cluster] {
+		for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 			if f := fileMember(other, m.GuestUid); f.GetFile().GetBlob().GetDigest() == base && other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 				list, base, found = append(list, chainFile{other, f}), f.File.Base, true
 				break
@@ -76,7 +76,7 @@ func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
 			return ""
 		}
 	}
-	latest := latestCheckpoint(p.Objects, p.Clusters[c.Cluster], c)
+	latest := latestCheckpoint(p.Objects, originOf(p.Objects, c), c)
 	base := fileMember(latest, m.GuestUid)
 	if base == nil || !slices.Contains(base.File.GetHosts(), m.Host) {
 		return ""
@@ -98,7 +98,7 @@ func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
 		return false
 	}
 	for other := range others {
-		if other == c || other.ClusterUid != c.ClusterUid {
+		if other == c || keyOfCheckpoint(other) != keyOfCheckpoint(c) {
 			continue
 		}
 		if checkpoint.HoldsMoves(other.State) {
@@ -114,5 +114,5 @@ func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
 }
 
 func (p *pass) needed(c *v1.Checkpoint) bool {
-	return needed(c, maps.Keys(p.index.checkpointsOf[c.Cluster]))
+	return needed(c, maps.Keys(p.index.checkpointsOf[keyOfCheckpoint(c)]))
 }

@@ -28,7 +28,7 @@ const (
 	keepCheckpoints = 3
 	// keepFailed is how many failed ones are kept for people to read.
 	keepFailed = 3
-	// checkpointCopies is on how many hosts a file is kept.
+	// checkpointCopies is on how many hosts a file is kept if the plan does not say.
 	checkpointCopies = 2
 	// checkpointPass is the time to the next decision while a checkpoint is under way.
 	checkpointPass = 250 * time.Millisecond
@@ -36,9 +36,60 @@ const (
 	checkpointSlack = 10
 )
 
-// checkpointIsOf reports whether a checkpoint is of this cluster, and not of an earlier one of its name.
-func checkpointIsOf(c *v1.Checkpoint, cluster *v1.Cluster) bool {
-	return cluster != nil && c.Cluster == cluster.Meta.Name && c.ClusterUid == cluster.Meta.Uid
+// origin is of what checkpoints are made: a *v1.Cluster, or a *v1.Volume, of which they are called snapshots.
+type origin interface {
+	proto.Message
+	GetMeta() *v1.Meta
+	GetCheckpointKey() string
+	GetCheckpointRecipient() string
+	GetCheckpoints() *v1.CheckpointPlan
+	GetRestore() *v1.Restore
+}
+
+// isSnapshot reports whether a checkpoint is of a volume alone.
+func isSnapshot(c *v1.Checkpoint) bool { return c.GetCluster() == "" && c.GetVolume() != nil }
+
+// originOf returns of what a checkpoint is; nil: it no longer exists.
+func originOf(s *Objects, c *v1.Checkpoint) origin {
+	if isSnapshot(c) {
+		if v := s.Volumes[c.Volume.Guest]; v != nil && v.Meta.Uid == c.Volume.GuestUid {
+			return v
+		}
+	} else if cluster := s.Clusters[c.GetCluster()]; cluster != nil && cluster.Meta.Uid == c.ClusterUid {
+		return cluster
+	}
+	return nil
+}
+
+// checkpointIsOf reports whether a checkpoint is of this cluster or volume, and not of an earlier one of its name.
+func checkpointIsOf(c *v1.Checkpoint, o origin) bool {
+	if _, volume := o.(*v1.Volume); o == nil || volume != isSnapshot(c) {
+		return false
+	}
+	if isSnapshot(c) {
+		return c.Volume.GuestUid == o.GetMeta().GetUid()
+	}
+	return o.GetMeta() != nil && c.Cluster == o.GetMeta().Name && c.ClusterUid == o.GetMeta().Uid
+}
+
+// checkpointsOf and snapshotsOf are the keys of all checkpoints of a cluster, and of all snapshots of a volume. Names have no spaces.
+func checkpointsOf(cluster string) string { return "checkpoints of " + cluster }
+func snapshotsOf(volume string) string    { return "snapshots of " + volume }
+
+// checkpointsKey is the key of a cluster or of a volume; the change that begins a checkpoint has it, too.
+func checkpointsKey(o origin) string {
+	if v, is := o.(*v1.Volume); is {
+		return snapshotsOf(v.Meta.Name)
+	}
+	return checkpointsOf(o.GetMeta().GetName())
+}
+
+// keyOfCheckpoint is checkpointsKey of what a checkpoint is of.
+func keyOfCheckpoint(c *v1.Checkpoint) string {
+	if isSnapshot(c) {
+		return snapshotsOf(c.Volume.Guest)
+	}
+	return checkpointsOf(c.GetCluster())
 }
 
 // checkpointOn returns a host's report of a guest of a checkpoint; nil: there is none.
@@ -51,9 +102,9 @@ func checkpointOn(report *v1.HostObserved, id, guest string) *v1.CheckpointObser
 	return nil
 }
 
-// unfinishedCheckpoint returns the checkpoint of a cluster that has not ended; nil: there is none.
-func (p *pass) unfinishedCheckpoint(cluster string) *v1.Checkpoint {
-	for c := range p.index.checkpointsOf[cluster] {
+// unfinishedCheckpoint returns the checkpoint of a cluster or a volume that has not ended; nil: there is none.
+func (p *pass) unfinishedCheckpoint(o origin) *v1.Checkpoint {
+	for c := range p.index.checkpointsOf[checkpointsKey(o)] {
 		if now := p.working.Checkpoints[c.Meta.Name]; now != nil && !checkpoint.Ended(now.State) {
 			return now
 		}
@@ -64,7 +115,7 @@ func (p *pass) unfinishedCheckpoint(cluster string) *v1.Checkpoint {
 // heldByCheckpoint reports whether a guest must not begin to move because of a checkpoint, which may have been given up: its
 // host may still be at the guest's snapshot.
 func (p *pass) heldByCheckpoint(g *v1.Guest) bool {
-	if c := p.unfinishedCheckpoint(g.Cluster); c != nil && checkpoint.HoldsMoves(c.State) {
+	if c := p.unfinishedCheckpoint(p.Clusters[g.Cluster]); c != nil && checkpoint.HoldsMoves(c.State) {
 		return true
 	}
 	report, _, _ := p.Observed(g.Host)
@@ -86,9 +137,9 @@ func (p *pass) checkpoints() {
 			return
 		}
 		c := p.Objects.Checkpoints[name]
-		cluster := p.Clusters[c.Cluster]
+		of := originOf(p.Objects, c)
 		switch {
-		case checkpoint.Ended(c.State) && (!checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || c.Meta.Deleting != nil && !p.needed(c)):
+		case checkpoint.Ended(c.State) && (of == nil || of.GetMeta().Deleting != nil || c.Meta.Deleting != nil && !p.needed(c)):
 			p.deleteCheckpoint(c)
 		case checkpoint.Ended(c.State):
 			p.keepCopies(c)
@@ -134,7 +185,10 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	p.again = earlier(p.again, p.Now.Add(checkpointPass))
 	now := proto.CloneOf(c)
 	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
-	if pending {
+	switch {
+	case pending && isSnapshot(c):
+		now.Volume.Host = p.Volumes[c.Volume.Guest].GetHost()
+	case pending:
 		now.Members, now.Volume = p.checkpointMembers(c.Cluster), p.checkpointVolume(c.Cluster)
 	}
 	o := p.checkpointObserved(now, busy)
@@ -144,7 +198,7 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	}
 	now.State, now.Message = d.State, d.Message
 	if pending && d.State == c.State {
-		now.Members, now.Volume = nil, nil
+		now.Members, now.Volume = nil, c.Volume
 	}
 	var change Change
 	if d.State != c.State {
@@ -155,7 +209,9 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	}
 	change.write(Update, now)
 	if pending && d.State == v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
-		change.write(Expect, p.Clusters[c.Cluster]) // a resize or a restore would change the guests
+		if !isSnapshot(now) {
+			change.write(Expect, p.Clusters[c.Cluster]) // a resize or a restore would change the guests
+		}
 		if now.Volume != nil {
 			change.write(Expect, p.Volumes[now.Volume.Guest])
 		}
@@ -165,10 +221,10 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 
 // checkpointObserved returns what a step of a checkpoint depends on.
 func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkpoint.Observed {
-	cluster := p.Clusters[c.Cluster]
+	of := originOf(p.Objects, c)
 	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
 	o := checkpoint.Observed{InState: p.since(c.Meta.Uid, int32(c.State)), Turn: true,
-		Unwanted: !checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || restoring(cluster) || len(c.Members) == 0}
+		Unwanted: of == nil || of.GetMeta().Deleting != nil || restoring(of) || len(checkpoint.Files(c)) == 0}
 	for _, m := range c.Members {
 		g := p.working.Guests[m.Guest]
 		report, since, connected := p.Observed(m.Host)
@@ -196,6 +252,7 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	}
 	if c.Volume != nil {
 		o.Volume = p.volumeObserved(c)
+		o.Unwanted = o.Unwanted || p.volumeRestoredFrom(p.Volumes[c.Volume.Guest]) != nil
 		o.Turn = o.Turn && !busy[c.Volume.Host]
 	}
 	return o
@@ -240,12 +297,16 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 		c.Taken = now
 		for _, name := range sortedKeys(p.Objects.Runs) {
 			run := p.Objects.Runs[name]
-			if run.State == v1.RunState_RUN_STATE_RUNNING && IsRunOf(run, p.Clusters[c.Cluster]) && run.Spec.GetCluster() == c.Cluster {
+			if run.State == v1.RunState_RUN_STATE_RUNNING && !isSnapshot(c) && IsRunOf(run, p.Clusters[c.Cluster]) && run.Spec.GetCluster() == c.Cluster {
 				c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: run.Meta.Uid})
 			}
 		}
 	case v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		c.Ended = now
+		if isSnapshot(c) {
+			change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of volume %s", humanize.IBytes(checkpoint.Bytes(c)), c.Volume.Guest)
+			break
+		}
 		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of %s; guests stood for %d ms",
 			humanize.IBytes(checkpoint.Bytes(c)), english.Plural(len(c.Members), "guest", ""), c.StoodMs)
 	case v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
@@ -254,7 +315,11 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 		if before.Cancel {
 			severity = v1.Severity_SEVERITY_INFO
 		}
-		change.event(severity, "checkpoint", c.Meta.Name, "%s: %s; the guests run on", StateName(c.State.String()), c.Message)
+		runOn := "; the guests run on"
+		if isSnapshot(c) {
+			runOn = ""
+		}
+		change.event(severity, "checkpoint", c.Meta.Name, "%s: %s%s", StateName(c.State.String()), c.Message, runOn)
 	}
 }
 
@@ -313,17 +378,17 @@ func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string
 
 // superseded reports whether a checkpoint may be deleted because there are enough newer ones.
 func (p *pass) superseded(c *v1.Checkpoint) bool {
-	cluster := p.Clusters[c.Cluster]
-	if p.needed(c) || c.Pinned || cluster.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(cluster) {
+	of := originOf(p.Objects, c)
+	if p.needed(c) || c.Pinned || of.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(of) {
 		return false
 	}
 	done := c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE
 	keep := keepFailed
 	if done {
-		keep = int(cmp.Or(cluster.GetCheckpoints().GetKeep(), keepCheckpoints))
+		keep = int(cmp.Or(of.GetCheckpoints().GetKeep(), keepCheckpoints))
 	}
 	newer := 0
-	for other := range p.index.checkpointsOf[c.Cluster] {
+	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
 		if same && !other.Pinned && other.Meta.Deleting == nil && compareCheckpoints(other, c) > 0 {
 			newer++
@@ -337,11 +402,11 @@ func compareCheckpoints(a, b *v1.Checkpoint) int {
 	return cmp.Or(a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
-// latestCheckpoint returns the newest checkpoint of a cluster that can be restored, and is older than another; nil: none.
+// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored, and is older than another; nil: none.
 // before may be nil.
-func latestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (latest *v1.Checkpoint) {
+func latestCheckpoint(s *Objects, of origin, before *v1.Checkpoint) (latest *v1.Checkpoint) {
 	for _, c := range s.Checkpoints {
-		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, cluster) || before != nil && compareCheckpoints(c, before) >= 0 {
+		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, of) || before != nil && compareCheckpoints(c, before) >= 0 {
 			continue
 		}
 		if latest == nil || compareCheckpoints(c, latest) > 0 {
@@ -351,47 +416,68 @@ func latestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (l
 	return latest
 }
 
-// planned begins the checkpoints that clusters' plans ask for.
+// planned begins the checkpoints that the plans of clusters and volumes ask for.
 func (p *pass) planned() {
 	for _, name := range sortedKeys(p.Clusters) {
 		cluster := p.Clusters[name]
-		every := time.Duration(cluster.GetCheckpoints().GetEverySeconds()) * time.Second
-		if every == 0 || cluster.Meta.Deleting != nil || restoring(cluster) || p.full() || p.unfinishedCheckpoint(name) != nil {
-			continue
-		}
-		last := cluster.Meta.Created.AsTime()
-		for c := range p.index.checkpointsOf[name] {
-			if c.Ended.AsTime().After(last) {
-				last = c.Ended.AsTime()
-			}
-		}
-		if due := last.Add(every); p.Now.Before(due) {
-			p.again = earlier(p.again, due)
-			continue
-		}
-		guests := p.index.guestsOf(name)
-		if !allReady(cluster, p.status(cluster, guests)) || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Stopped }) {
-			continue
-		}
-		var change Change
-		change.write(Create, newCheckpoint(p.Objects, cluster, fmt.Sprintf("every %s", every)))
-		change.write(Expect, cluster)
-		p.propose(checkpointsKey(name), change)
+		p.plannedOf(cluster, func() bool {
+			guests := p.index.guestsOf(name)
+			return allReady(cluster, p.status(cluster, guests)) && !slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Stopped })
+		})
+	}
+	for _, name := range sortedKeys(p.Volumes) {
+		v := p.Volumes[name]
+		p.plannedOf(v, func() bool {
+			report, _, connected := p.Observed(v.Host)
+			return connected && volumeOn(report, v.Meta.Uid).GetReady() && v.State == v1.VolumeState_VOLUME_STATE_READY && p.volumeRestoredFrom(v) == nil
+		})
 	}
 }
 
-// checkpointsKey is the key of the change that begins a checkpoint of a cluster.
-func checkpointsKey(cluster string) string { return "checkpoints of " + cluster }
-
-// newCheckpoint returns the record of a checkpoint that has not begun.
-func newCheckpoint(s *Objects, cluster *v1.Cluster, reason string) *v1.Checkpoint {
-	return &v1.Checkpoint{Meta: &v1.Meta{Name: nextCheckpointName(s, cluster.Meta.Name), Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Cluster: cluster.Meta.Name,
-		ClusterUid: cluster.Meta.Uid, State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: cluster.CheckpointRecipient}
+// plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now, and it is ready.
+func (p *pass) plannedOf(of origin, ready func() bool) {
+	every := time.Duration(of.GetCheckpoints().GetEverySeconds()) * time.Second
+	if every == 0 || of.GetMeta().Deleting != nil || restoring(of) || p.full() || p.unfinishedCheckpoint(of) != nil {
+		return
+	}
+	last := of.GetMeta().Created.AsTime()
+	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
+		if c.Ended.AsTime().After(last) {
+			last = c.Ended.AsTime()
+		}
+	}
+	if due := last.Add(every); p.Now.Before(due) {
+		p.again = earlier(p.again, due)
+		return
+	}
+	if !ready() {
+		return
+	}
+	var change Change
+	change.write(Create, newCheckpoint(p.Objects, of, fmt.Sprintf("every %s", every)))
+	change.write(Expect, of)
+	p.propose(checkpointsKey(of), change)
 }
 
-// nextCheckpointName returns a name that follows those of all checkpoints of the cluster, so that a later one has a higher number.
-func nextCheckpointName(s *Objects, cluster string) string {
-	prefix, highest := cluster+"-c", 0
+// newCheckpoint returns the record of a checkpoint that has not begun.
+func newCheckpoint(s *Objects, of origin, reason string) *v1.Checkpoint {
+	meta := of.GetMeta()
+	c := &v1.Checkpoint{Meta: &v1.Meta{Name: nextCheckpointName(s, of), Owner: meta.Owner, OwnerUid: meta.OwnerUid},
+		State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: of.GetCheckpointRecipient(), Copies: of.GetCheckpoints().GetCopies()}
+	if _, volume := of.(*v1.Volume); volume {
+		c.Volume = &v1.CheckpointMember{Guest: meta.Name, GuestUid: meta.Uid}
+	} else {
+		c.Cluster, c.ClusterUid = meta.Name, meta.Uid
+	}
+	return c
+}
+
+// nextCheckpointName returns a name that follows those of all checkpoints of the cluster or volume, so that a later one has a higher number.
+func nextCheckpointName(s *Objects, of origin) string {
+	prefix, highest := of.GetMeta().Name+"-c", 0
+	if _, volume := of.(*v1.Volume); volume {
+		prefix = of.GetMeta().Name + "-s"
+	}
 	for name := range s.Checkpoints {
 		if number, is := strings.CutPrefix(name, prefix); is {
 			if n, err := strconv.Atoi(number); err == nil {
@@ -479,6 +565,9 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 // savedState bounds the state of a guest's devices in a checkpoint, bytes.
 const savedState = 64 << 20
 
+// copiesOf returns on how many hosts each file of a checkpoint is kept.
+func copiesOf(c *v1.Checkpoint) int { return int(cmp.Or(c.Copies, checkpointCopies)) }
+
 // fetchers returns the hosts that are to fetch a member's file: one of another failure domain, and the one that restores it.
 func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
 	if known, is := p.fetching[m]; is {
@@ -499,7 +588,7 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 	if restores != "" && !slices.Contains(m.File.GetHosts(), restores) {
 		hosts = append(hosts, restores)
 	}
-	if len(m.File.GetHosts()) < checkpointCopies {
+	if len(m.File.GetHosts()) < copiesOf(c) {
 		if host := p.copyTarget(m); host != "" && !slices.Contains(hosts, host) {
 			hosts = append(hosts, host)
 		}

@@ -38,7 +38,7 @@ type index struct {
 	former        map[string]*clusterNetwork // networks that have to be made again
 	peers         map[string]peerHosts
 	imageDigest   map[string]*v1.Image
-	checkpointsOf map[string]set[*v1.Checkpoint] // by cluster
+	checkpointsOf map[string]set[*v1.Checkpoint] // by checkpointsKey of the cluster or volume
 	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
 	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
 	filesAt       map[string]map[string]bool     // hosts that report something of a checkpoint, by its uid
@@ -216,7 +216,7 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	x.hosts[name] = true
 	x.markCopiers()
 	for c := range x.checkpointsAt[name] {
-		x.markCheckpoints(c.Cluster)
+		x.markCheckpoint(c)
 	}
 	x.markGuestsAt(name)
 	x.shareAgain = true
@@ -249,21 +249,21 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 		}
 	}
 	if before != nil {
-		remove(x.checkpointsOf, before.Cluster, before)
+		remove(x.checkpointsOf, keyOfCheckpoint(before), before)
 		x.markCopiers()
 		delete(x.uncopied, before)
 		delete(x.unended, before.Meta.Uid)
-		x.markCheckpoints(before.Cluster)
+		x.markCheckpoint(before)
 	}
 	if now != nil {
-		add(x.checkpointsOf, now.Cluster, now)
+		add(x.checkpointsOf, keyOfCheckpoint(now), now)
 		if uncopied(now) {
 			x.uncopied[now] = true
 		}
 		if !checkpoint.Ended(now.State) {
 			x.unended[now.Meta.Uid] = true
 		}
-		x.markCheckpoints(now.Cluster)
+		x.markCheckpoint(now)
 		x.markTogether(now.Cluster)
 	} else {
 		x.markTogether(before.GetCluster())
@@ -278,6 +278,7 @@ func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 			continue
 		}
 		x.hosts[v.Host] = true
+		x.markFiles(snapshotsOf(v.Meta.Name))
 		x.markCluster(v.Cluster)
 		for g := range x.ofCluster[v.Cluster] {
 			x.hosts[g.Host] = true
@@ -318,21 +319,39 @@ func checkpointHosts(c *v1.Checkpoint) (hosts []string) {
 
 // uncopied reports whether files of a whole checkpoint are on too few hosts.
 func uncopied(c *v1.Checkpoint) bool {
-	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < checkpointCopies })
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < copiesOf(c) })
 }
 
-// markCheckpoints marks the hosts that have files of a cluster's checkpoints, and those that may have to fetch them.
-func (x *index) markCheckpoints(cluster string) {
-	if len(x.checkpointsOf[cluster]) == 0 {
+// markCheckpoint marks the hosts that have files of a checkpoint or of others of the same cluster or volume, and those that may have to fetch
+// them.
+func (x *index) markCheckpoint(c *v1.Checkpoint) {
+	if !isSnapshot(c) {
+		x.markCheckpoints(c.Cluster)
 		return
 	}
-	for c := range x.checkpointsOf[cluster] {
+	x.markFiles(keyOfCheckpoint(c))
+	if v := x.objects.Volumes[c.Volume.Guest]; v != nil {
+		x.hosts[v.Host] = true
+	}
+}
+
+// markCheckpoints does so for a cluster.
+func (x *index) markCheckpoints(cluster string) {
+	if len(x.checkpointsOf[checkpointsOf(cluster)]) == 0 {
+		return
+	}
+	x.markFiles(checkpointsOf(cluster))
+	for g := range x.ofCluster[cluster] {
+		x.hosts[g.Host] = true
+	}
+}
+
+// markFiles marks the hosts that have files of checkpoints; key is as in checkpointsOf.
+func (x *index) markFiles(key string) {
+	for c := range x.checkpointsOf[key] {
 		for _, host := range checkpointHosts(c) {
 			x.hosts[host] = true
 		}
-	}
-	for g := range x.ofCluster[cluster] {
-		x.hosts[g.Host] = true
 	}
 }
 

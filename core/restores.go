@@ -20,21 +20,24 @@ func ending(c *v1.Cluster) bool {
 	return c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING
 }
 
-// restoring reports whether a cluster's guests must not run because it is being restored.
-func restoring(c *v1.Cluster) bool {
-	return ending(c) || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_RESTORING
+// restoring reports whether a cluster's guests must not run because it is being restored; or a volume must not be used.
+func restoring(of origin) bool {
+	state := of.GetRestore().GetState()
+	return state == v1.RestoreState_RESTORE_STATE_ENDING || state == v1.RestoreState_RESTORE_STATE_RESTORING
 }
 
 // restoredFrom returns the checkpoint from which a guest is being restored; nil: none.
 func (p *pass) restoredFrom(g *v1.Guest) *v1.Checkpoint {
-	return p.clusterRestoredFrom(p.Clusters[g.Cluster])
+	return p.beingRestoredFrom(p.Clusters[g.Cluster])
 }
 
-func (p *pass) clusterRestoredFrom(cluster *v1.Cluster) *v1.Checkpoint {
-	if cluster.GetRestore().GetState() != v1.RestoreState_RESTORE_STATE_RESTORING {
+// beingRestoredFrom returns the checkpoint to which a cluster or a volume is put back now; nil: none.
+func (p *pass) beingRestoredFrom(of origin) *v1.Checkpoint {
+	restore := of.GetRestore()
+	if restore.GetState() != v1.RestoreState_RESTORE_STATE_RESTORING {
 		return nil
 	}
-	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c != nil && c.Meta.Uid == cluster.Restore.CheckpointUid {
+	if c := p.Checkpoints[restore.Checkpoint]; c != nil && c.Meta.Uid == restore.CheckpointUid {
 		return c
 	}
 	return nil
@@ -291,8 +294,8 @@ func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 	return p.orderToRestore(p.Clusters[g.Cluster], c, m)
 }
 
-func (p *pass) orderToRestore(cluster *v1.Cluster, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
-	order := &v1.RestoreOrder{Id: cluster.Restore.Id, CheckpointId: c.Meta.Uid, Key: cluster.CheckpointKey, File: fileOnly(m.File)}
+func (p *pass) orderToRestore(of origin, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
+	order := &v1.RestoreOrder{Id: of.GetRestore().GetId(), CheckpointId: c.Meta.Uid, Key: of.GetCheckpointKey(), File: fileOnly(m.File)}
 	chain, _ := p.chain(c, m)
 	for _, base := range slices.Backward(chain[1:]) {
 		order.Bases = append(order.Bases, &v1.BaseFile{CheckpointId: base.checkpoint.Meta.Uid, File: fileOnly(base.member.File)})

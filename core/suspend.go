@@ -89,11 +89,11 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		p.propose("suspension of "+cluster.Meta.Name, c)
 		return
 	}
-	if cluster.CheckpointRecipient == "" || p.unfinishedCheckpoint(g.Cluster) != nil || Halted(members(guests)) != "" ||
-		slices.ContainsFunc(p.changes, func(c Change) bool { return c.Key == checkpointsKey(g.Cluster) }) {
+	if cluster.CheckpointRecipient == "" || p.unfinishedCheckpoint(cluster) != nil || Halted(members(guests)) != "" ||
+		slices.ContainsFunc(p.changes, func(c Change) bool { return c.Key == checkpointsKey(cluster) }) {
 		return
 	}
-	for c := range p.index.checkpointsOf[g.Cluster] {
+	for c := range p.index.checkpointsOf[checkpointsKey(cluster)] {
 		if next := c.Ended.AsTime().Add(suspendAgain); c.Suspends && p.Now.Before(next) {
 			p.again = earlier(p.again, next)
 			return
@@ -104,7 +104,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	var c Change
 	c.write(Create, made)
 	c.write(Expect, cluster)
-	p.propose(checkpointsKey(g.Cluster), c)
+	p.propose(checkpointsKey(cluster), c)
 }
 
 // awaitsCopies reports whether there are hosts to which files of a checkpoint are still to be copied.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/core/lifecycle"
@@ -113,6 +114,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	switch {
 	case v.Meta.Deleting == nil && p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:
 		p.rehome(&c, v, update)
+	case v.Meta.Deleting == nil && restoring(v) && p.volumePutBack(&c, v, update):
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
@@ -196,21 +198,62 @@ func (p *pass) rehome(c *Change, v, update *v1.Volume) {
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
 	update.Generation++
-	c.write(Expect, p.Clusters[v.Cluster])
+	if cluster := p.Clusters[v.Cluster]; cluster != nil {
+		c.write(Expect, cluster)
+	}
 	c.write(Expect, p.Hosts[host])
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is restored on host %s: host %s, which had it, is out of reach", host, v.Host)
 }
 
 // volumeRestoredFrom returns the checkpoint from which a volume is being restored; nil: none.
 func (p *pass) volumeRestoredFrom(v *v1.Volume) *v1.Checkpoint {
-	cluster := p.Clusters[v.GetCluster()]
-	if cluster == nil || cluster.Meta.Uid != v.ClusterUid {
-		return nil
-	}
-	if c := p.clusterRestoredFrom(cluster); c.GetVolume().GetGuestUid() == v.Meta.Uid && c != nil {
-		return c
+	if of := p.volumeRestores(v); of != nil {
+		return p.beingRestoredFrom(of)
 	}
 	return nil
+}
+
+// volumeRestores returns what is being restored, and a volume with it: its cluster, or the volume alone; nil: neither is.
+func (p *pass) volumeRestores(v *v1.Volume) origin {
+	cluster := p.Clusters[v.GetCluster()]
+	switch {
+	case v == nil:
+	case restoring(v):
+		return v
+	case cluster != nil && cluster.Meta.Uid == v.ClusterUid && p.beingRestoredFrom(cluster).GetVolume().GetGuestUid() == v.Meta.Uid:
+		return cluster
+	}
+	return nil
+}
+
+// volumePutBack ends the return of a volume to a snapshot when its host has done it, or when the snapshot cannot be read any more. It reports
+// whether it has.
+func (p *pass) volumePutBack(c *Change, v, update *v1.Volume) bool {
+	from := p.beingRestoredFrom(v)
+	report, _, connected := p.Observed(v.Host)
+	seen := volumeOn(report, v.Meta.Uid)
+	switch {
+	case connected && p.current(v.Host) && seen.GetReady() && seen.GetRestored() == v.Restore.Id:
+		update.State, update.Message, update.Restore.State = v1.VolumeState_VOLUME_STATE_READY, "", v1.RestoreState_RESTORE_STATE_DONE
+		c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "is back at snapshot %s, on host %s", v.Restore.Checkpoint, v.Host)
+	case from == nil || from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
+		why := cmp.Or(from.GetMessage(), "the snapshot was deleted")
+		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen == nil { // the host that was to get it has not
+			host := p.hostWith(v.Meta.Uid)
+			if host == "" {
+				update.Message = fmt.Sprintf("snapshot %s cannot be read (%s), and no host that is connected has the volume", v.Restore.Checkpoint, why)
+				return false
+			}
+			update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
+			update.Generation++
+		}
+		update.Restore.State, update.Restore.Message = v1.RestoreState_RESTORE_STATE_FAILED, why
+		c.event(v1.Severity_SEVERITY_ERROR, "volume", v.Meta.Name, "was not put back to snapshot %s: %s", v.Restore.Checkpoint, why)
+	default:
+		return false
+	}
+	update.Restore.Ended = timestamppb.New(p.Now)
+	return true
 }
 
 // loseVolume lets a cluster go back to its latest checkpoint, if its user wants that, when the host of its volume stays out of reach: its
@@ -335,7 +378,7 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	if seen := volumeOn(report, v.Meta.Uid); !seen.GetReady() {
 		return fmt.Sprintf("host %s does not serve volume %s: %s", v.Host, name, cmp.Or(seen.GetMessage(), "it is about to"))
 	}
-	if from := p.volumeRestoredFrom(v); from != nil && volumeOn(report, v.Meta.Uid).GetRestored() != p.Clusters[g.Cluster].Restore.Id {
+	if from := p.volumeRestoredFrom(v); from != nil && volumeOn(report, v.Meta.Uid).GetRestored() != p.volumeRestores(v).GetRestore().Id {
 		return fmt.Sprintf("host %s puts volume %s back to checkpoint %s", v.Host, name, from.Meta.Name)
 	}
 	return ""
@@ -356,7 +399,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if from := p.volumeRestoredFrom(v); from != nil {
-			w.Restore = p.orderToRestore(p.Clusters[v.Cluster], from, from.Volume)
+			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
 		}
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {

@@ -46,7 +46,7 @@ func (h *household) has(host string, v *v1.Volume, used uint64) {
 func (h *household) created(name string, size uint64) *v1.Volume {
 	h.t.Helper()
 	h.ask(func(a *Admission) (Change, error) {
-		return a.CreateVolume(&v1.CreateVolumeRequest{Name: name, SizeBytes: size})
+		return a.CreateVolume(&v1.CreateVolumeRequest{Name: name, SizeBytes: size}, CheckpointKey{"secret", "public"})
 	})
 	h.pass(time.Second)
 	return h.objects.Volumes[name]
@@ -178,20 +178,20 @@ func TestWhatIsRefusedOfVolumes(t *testing.T) {
 		want string
 	}{
 		"a name that is none": {func(_ *household, a *Admission) (Change, error) {
-			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "../x", SizeBytes: 1 << 30})
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "../x", SizeBytes: 1 << 30}, CheckpointKey{"secret", "public"})
 		}, "cannot be a volume's name"},
 		"no size": {func(_ *household, a *Admission) (Change, error) {
-			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x"})
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x"}, CheckpointKey{"secret", "public"})
 		}, "a volume of 0 bytes: it has 64 MiB to 64 TiB"},
 		"an unknown host": {func(_ *household, a *Admission) (Change, error) {
-			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x", SizeBytes: 1 << 30, Host: "c9"})
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x", SizeBytes: 1 << 30, Host: "c9"}, CheckpointKey{"secret", "public"})
 		}, "there is no host \"c9\""},
 		"another size of the same name": {func(_ *household, a *Admission) (Change, error) {
-			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 2 << 30})
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 2 << 30}, CheckpointKey{"secret", "public"})
 		}, "it has 1.0 GiB, not 2.0 GiB"},
 		"somebody else's name": {func(_ *household, a *Admission) (Change, error) {
 			a.Caller = Caller{Name: "bob"}
-			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 1 << 30})
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 1 << 30}, CheckpointKey{"secret", "public"})
 		}, "the name data is taken"},
 		"deleting one in use": {func(_ *household, a *Admission) (Change, error) { return a.DeleteVolume("data") }, "cluster md uses volume data"},
 		"deleting somebody else's": {func(_ *household, a *Admission) (Change, error) {

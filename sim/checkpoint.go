@@ -326,11 +326,19 @@ func (h *host) restore(a machine.Act, end func(machine.Result)) {
 	}, func(f fate) { end(machine.Result{Err: f.err, Uncertain: f.uncertain}) }, func() { h.sim.creates[key]-- })
 }
 
-// createCheckpoint asks for a checkpoint of a cluster.
+// checkpointKey stands for the key pair of a cluster or a volume.
+var checkpointKey = core.CheckpointKey{Secret: "secret", Recipient: "public"}
+
+// createCheckpoint asks for a checkpoint of a cluster, or for a snapshot of a volume.
 func (s *Sim) createCheckpoint(pick int) {
-	if c := pickOf(s.store.objects.Clusters, pick); c != nil {
+	if v := pickOf(s.store.objects.Volumes, pick/4); v != nil && pick%4 == 0 {
 		s.admit(func(a *core.Admission) (core.Change, error) {
-			change, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: c.Meta.Name}, core.CheckpointKey{Secret: "secret", Recipient: "public"})
+			change, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Volume: v.Meta.Name}, checkpointKey)
+			return change, err
+		})
+	} else if c := pickOf(s.store.objects.Clusters, pick); c != nil {
+		s.admit(func(a *core.Admission) (core.Change, error) {
+			change, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: c.Meta.Name}, checkpointKey)
 			return change, err
 		})
 	}
@@ -338,6 +346,10 @@ func (s *Sim) createCheckpoint(pick int) {
 
 // restoreCheckpoint asks for a cluster to go back to its latest checkpoint. What its guests have done since is given up.
 func (s *Sim) restoreCheckpoint(pick int) {
+	if pick%4 == 0 {
+		s.restoreVolume(pick / 4)
+		return
+	}
 	c := pickOf(s.store.objects.Clusters, pick)
 	if c == nil || s.restored && !s.recovered {
 		return
@@ -378,7 +390,7 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 		if first.Before(last) {
 			s.violate("checkpoint %s is no consistent cut: a guest was saved before another one stood", name)
 		}
-		if v := c.Volume; v != nil {
+		if v := c.Volume; v != nil && len(c.Members) > 0 {
 			if copied := seen.taken[v.GuestUid]; copied.Before(last) || copied.After(first) {
 				s.violate("checkpoint %s is no consistent cut: the copy of volume %s was begun while a guest ran", name, v.Guest)
 			}
@@ -390,8 +402,13 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 		}
 		for other, o := range now.Checkpoints {
 			for _, m := range checkpoint.Files(o) {
-				if s.bases[fileOf{o.Meta.Uid, m.GuestUid}] == c.Meta.Uid && o.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && now.Clusters[o.Cluster].GetMeta().GetDeleting() == nil &&
-					now.Clusters[o.Cluster].GetMeta().GetUid() == o.ClusterUid {
+				of := now.Clusters[o.Cluster].GetMeta()
+				wanted := of.GetUid() == o.ClusterUid
+				if o.Cluster == "" {
+					of = now.Volumes[o.Volume.GetGuest()].GetMeta()
+					wanted = of.GetUid() == o.Volume.GetGuestUid()
+				}
+				if s.bases[fileOf{o.Meta.Uid, m.GuestUid}] == c.Meta.Uid && o.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && wanted && of.GetDeleting() == nil {
 					s.violate("checkpoint %s is deleted, and %s builds on it", name, other)
 				}
 			}

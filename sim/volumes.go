@@ -196,12 +196,30 @@ func (s *Sim) createVolume(pick int) string {
 	}
 	name := fmt.Sprintf("v%d", s.clusters+1)
 	granted := s.admit(func(a *core.Admission) (core.Change, error) {
-		return a.CreateVolume(&v1.CreateVolumeRequest{Name: name, SizeBytes: 1 << 30})
+		r := &v1.CreateVolumeRequest{Name: name, SizeBytes: 1 << 30}
+		if pick%3 == 0 {
+			r.Snapshots = &v1.CheckpointPlan{EverySeconds: 30, Copies: uint32(1 + pick%4)}
+		}
+		return a.CreateVolume(r, checkpointKey)
 	})
 	if !granted {
 		return ""
 	}
 	return name
+}
+
+// restoreVolume asks for a volume that no cluster uses to go back to its latest snapshot, on its host or on another one.
+func (s *Sim) restoreVolume(pick int) {
+	if v := pickOf(s.store.objects.Volumes, pick); v != nil {
+		host := ""
+		if pick%2 == 0 {
+			host = s.names[pick%len(s.names)]
+		}
+		s.admit(func(a *core.Admission) (core.Change, error) {
+			change, _, err := a.RestoreVolume(v.Meta.Name, host)
+			return change, err
+		})
+	}
 }
 
 // deleteVolume deletes a volume that no cluster uses.
@@ -228,6 +246,8 @@ func (s *Sim) unsettledVolume(v *v1.Volume) string {
 	switch {
 	case v.Meta.Deleting != nil:
 		return "it is being deleted"
+	case v.Restore.GetState() == v1.RestoreState_RESTORE_STATE_RESTORING:
+		return "it is being put back to snapshot " + v.Restore.Checkpoint
 	case v.State == v1.VolumeState_VOLUME_STATE_READY, v.State == v1.VolumeState_VOLUME_STATE_LOST, v.Generation > 0:
 		return ""
 	}

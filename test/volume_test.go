@@ -11,7 +11,7 @@ import (
 )
 
 // A cluster's files outlive it. Its guest uses the volume from another host than the volume's, while it moves, while both agents and the
-// volume's daemon are killed.
+// volume's daemon are killed. A snapshot brings back what was there, on another host.
 func TestFilesOutliveTheirCluster(t *testing.T) {
 	hostsReady(t)
 	must(t, "volume", "create", "data", "--size", "1G", "--host", "b1")
@@ -44,8 +44,25 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	if seen := must(t, "guest", "exec", "-u", "watari", "archive-1", "--", "sh", "-c", "cd; wc -l <lines; sha256sum -c sums"); !strings.HasPrefix(seen, "25\n") || strings.Count(seen, ": OK") != 4 {
 		t.Errorf("the other guest sees\n%s\n%s", seen, out)
 	}
+	must(t, "volume", "snapshot", "data")
+	must(t, "guest", "exec", "-u", "watari", "archive-1", "--", "sh", "-c", "cd; echo later >>lines; rm block0; sync")
+	must(t, "volume", "snapshot", "data")
+	sizes := decoded[[]struct {
+		Volume struct {
+			File struct{ Blob struct{ Size string } }
+		}
+	}](t, "checkpoint", "list", "--volume", "data")
+	if len(sizes) != 2 {
+		t.Fatalf("there are %d snapshots", len(sizes))
+	}
+	t.Logf("the first snapshot has %s bytes, the next %s", sizes[0].Volume.File.Blob.Size, sizes[1].Volume.File.Blob.Size)
+	refused(t, []string{"cluster archive uses volume data"}, "volume", "restore", "data-s1")
 	must(t, "cluster", "delete", "archive", "--wait")
 	gone = true
+	must(t, "volume", "restore", "data-s1", "--host", "b2")
+	if host := decoded[struct{ Host string }](t, "volume", "show", "data").Host; host != "b2" {
+		t.Errorf("the volume is on host %s", host)
+	}
 	must(t, create...)
 	gone = false
 	settled(t, "archive", 2)

@@ -1451,6 +1451,7 @@ type CreateVolumeRequest struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that is to have the disk; empty: the manager chooses
+	Snapshots     *CheckpointPlan        `protobuf:"bytes,4,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1504,6 +1505,13 @@ func (x *CreateVolumeRequest) GetHost() string {
 		return x.Host
 	}
 	return ""
+}
+
+func (x *CreateVolumeRequest) GetSnapshots() *CheckpointPlan {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
 }
 
 type CreateVolumeResponse struct {
@@ -1730,6 +1738,7 @@ type CreateCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Pinned        bool                   `protobuf:"varint,2,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	Volume        string                 `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"` // instead of a cluster: a snapshot is made
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1778,10 +1787,17 @@ func (x *CreateCheckpointRequest) GetPinned() bool {
 	return false
 }
 
+func (x *CreateCheckpointRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
 type CreateCheckpointResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Checkpoint    *Checkpoint            `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	Existed       bool                   `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"` // one of this cluster was under way
+	Existed       bool                   `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"` // one of this cluster or volume was under way
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1832,8 +1848,9 @@ func (x *CreateCheckpointResponse) GetExisted() bool {
 
 type ListCheckpointsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty: of all clusters
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty, and volume too: all checkpoints and snapshots
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Volume        string                 `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1882,9 +1899,16 @@ func (x *ListCheckpointsRequest) GetName() string {
 	return ""
 }
 
+func (x *ListCheckpointsRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
 type ListCheckpointsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Checkpoints   []*Checkpoint          `protobuf:"bytes,1,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // by cluster, oldest first
+	Checkpoints   []*Checkpoint          `protobuf:"bytes,1,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // snapshots by volume, then checkpoints by cluster; oldest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2106,6 +2130,7 @@ type PlanCheckpointsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Plan          *CheckpointPlan        `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
+	Volume        string                 `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"` // instead of a cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2154,9 +2179,17 @@ func (x *PlanCheckpointsRequest) GetPlan() *CheckpointPlan {
 	return nil
 }
 
+func (x *PlanCheckpointsRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
 type PlanCheckpointsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2198,9 +2231,18 @@ func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
 	return nil
 }
 
+func (x *PlanCheckpointsResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type RestoreCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a checkpoint, or of a cluster: its latest whole checkpoint
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`      // of a checkpoint, or of a cluster: its latest whole checkpoint
+	Volume        bool                   `protobuf:"varint,2,opt,name=volume,proto3" json:"volume,omitempty"` // name is of a snapshot, or of a volume: its latest snapshot
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`      // that is to have the volume; empty: the one that has it, or another if that was removed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2242,9 +2284,24 @@ func (x *RestoreCheckpointRequest) GetName() string {
 	return ""
 }
 
+func (x *RestoreCheckpointRequest) GetVolume() bool {
+	if x != nil {
+		return x.Volume
+	}
+	return false
+}
+
+func (x *RestoreCheckpointRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
 type RestoreCheckpointResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2282,6 +2339,13 @@ func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
 	if x != nil {
 		return x.Cluster
+	}
+	return nil
+}
+
+func (x *RestoreCheckpointResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
 	}
 	return nil
 }
@@ -6340,12 +6404,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04runs\x18\x03 \x03(\tR\x04runs\"*\n" +
 	"\x14DeleteClusterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteClusterResponse\"\\\n" +
+	"\x15DeleteClusterResponse\"\x95\x01\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x12\n" +
-	"\x04host\x18\x03 \x01(\tR\x04host\"[\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x127\n" +
+	"\tsnapshots\x18\x04 \x01(\v2\x19.watari.v1.CheckpointPlanR\tsnapshots\"[\n" +
 	"\x14CreateVolumeResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.watari.v1.VolumeR\x06volume\x12\x18\n" +
 	"\aexisted\x18\x02 \x01(\bR\aexisted\"(\n" +
@@ -6355,18 +6420,20 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\avolumes\x18\x01 \x03(\v2\x11.watari.v1.VolumeR\avolumes\")\n" +
 	"\x13DeleteVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteVolumeResponse\"K\n" +
+	"\x14DeleteVolumeResponse\"c\n" +
 	"\x17CreateCheckpointRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
-	"\x06pinned\x18\x02 \x01(\bR\x06pinned\"k\n" +
+	"\x06pinned\x18\x02 \x01(\bR\x06pinned\x12\x16\n" +
+	"\x06volume\x18\x03 \x01(\tR\x06volume\"k\n" +
 	"\x18CreateCheckpointResponse\x125\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x15.watari.v1.CheckpointR\n" +
 	"checkpoint\x12\x18\n" +
-	"\aexisted\x18\x02 \x01(\bR\aexisted\"F\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\"^\n" +
 	"\x16ListCheckpointsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"R\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06volume\x18\x03 \x01(\tR\x06volume\"R\n" +
 	"\x17ListCheckpointsResponse\x127\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x15.watari.v1.CheckpointR\vcheckpoints\"-\n" +
 	"\x17DeleteCheckpointRequest\x12\x12\n" +
@@ -6378,16 +6445,21 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x18ChangeCheckpointResponse\x125\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x15.watari.v1.CheckpointR\n" +
-	"checkpoint\"a\n" +
+	"checkpoint\"y\n" +
 	"\x16PlanCheckpointsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12-\n" +
-	"\x04plan\x18\x02 \x01(\v2\x19.watari.v1.CheckpointPlanR\x04plan\"G\n" +
+	"\x04plan\x18\x02 \x01(\v2\x19.watari.v1.CheckpointPlanR\x04plan\x12\x16\n" +
+	"\x06volume\x18\x03 \x01(\tR\x06volume\"r\n" +
 	"\x17PlanCheckpointsResponse\x12,\n" +
-	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\".\n" +
+	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12)\n" +
+	"\x06volume\x18\x02 \x01(\v2\x11.watari.v1.VolumeR\x06volume\"Z\n" +
 	"\x18RestoreCheckpointRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06volume\x18\x02 \x01(\bR\x06volume\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\"t\n" +
 	"\x19RestoreCheckpointResponse\x12,\n" +
-	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\"A\n" +
+	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12)\n" +
+	"\x06volume\x18\x02 \x01(\v2\x11.watari.v1.VolumeR\x06volume\"A\n" +
 	"\x11ListGuestsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\">\n" +
@@ -6866,9 +6938,9 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*Blob)(nil),                      // 122: watari.v1.Blob
 	(*ClusterSpec)(nil),               // 123: watari.v1.ClusterSpec
 	(*Cluster)(nil),                   // 124: watari.v1.Cluster
-	(*Volume)(nil),                    // 125: watari.v1.Volume
-	(*Checkpoint)(nil),                // 126: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),            // 127: watari.v1.CheckpointPlan
+	(*CheckpointPlan)(nil),            // 125: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 126: watari.v1.Volume
+	(*Checkpoint)(nil),                // 127: watari.v1.Checkpoint
 	(*Guest)(nil),                     // 128: watari.v1.Guest
 	(*KeptConsole)(nil),               // 129: watari.v1.KeptConsole
 	(*StartProcessRequest)(nil),       // 130: watari.v1.StartProcessRequest
@@ -6902,185 +6974,188 @@ var file_watari_v1_control_proto_depIdxs = []int32{
 	124, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
 	124, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
 	124, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	125, // 13: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	125, // 14: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	126, // 15: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	126, // 16: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	126, // 17: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	127, // 18: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	124, // 19: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	124, // 20: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	128, // 21: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	128, // 22: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	128, // 23: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	129, // 24: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	130, // 25: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	131, // 26: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	132, // 27: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	133, // 28: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	134, // 29: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	135, // 30: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	135, // 31: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	135, // 32: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	136, // 33: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	137, // 34: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	137, // 35: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	137, // 36: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	137, // 37: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	137, // 38: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	138, // 39: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	139, // 40: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	140, // 41: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	141, // 42: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	119, // 43: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	119, // 44: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	141, // 45: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	119, // 46: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	139, // 47: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	142, // 48: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	91,  // 49: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	139, // 50: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	143, // 51: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	94,  // 52: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	144, // 53: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	139, // 54: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	124, // 55: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	128, // 56: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	120, // 57: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	135, // 58: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	137, // 59: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	128, // 60: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	126, // 61: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	125, // 62: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	145, // 63: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	145, // 64: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	139, // 65: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	139, // 66: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	107, // 67: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	139, // 68: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	110, // 69: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	139, // 70: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	138, // 71: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	118, // 72: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 73: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	114, // 74: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	115, // 75: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	116, // 76: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 77: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 78: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 79: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 80: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 81: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 82: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 83: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 84: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 85: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 86: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	21,  // 87: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	23,  // 88: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	25,  // 89: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	27,  // 90: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	47,  // 91: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	49,  // 92: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	51,  // 93: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	53,  // 94: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	55,  // 95: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	57,  // 96: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	59,  // 97: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	61,  // 98: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	63,  // 99: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	65,  // 100: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	67,  // 101: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	35,  // 102: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	37,  // 103: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	39,  // 104: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	41,  // 105: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	43,  // 106: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	45,  // 107: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	29,  // 108: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	31,  // 109: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	33,  // 110: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	69,  // 111: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	71,  // 112: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	73,  // 113: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	75,  // 114: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	77,  // 115: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	79,  // 116: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	81,  // 117: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	83,  // 118: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	85,  // 119: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	87,  // 120: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	113, // 121: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	89,  // 122: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	92,  // 123: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	101, // 124: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	103, // 125: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	105, // 126: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	108, // 127: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	95,  // 128: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	99,  // 129: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	97,  // 130: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	111, // 131: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 132: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 133: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 134: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 135: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 136: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 137: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 138: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 139: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 140: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 141: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	22,  // 142: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	24,  // 143: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	26,  // 144: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	28,  // 145: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	48,  // 146: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	50,  // 147: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	52,  // 148: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	54,  // 149: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	56,  // 150: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	58,  // 151: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	60,  // 152: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	62,  // 153: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	64,  // 154: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	66,  // 155: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	68,  // 156: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	36,  // 157: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	38,  // 158: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	40,  // 159: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	42,  // 160: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	44,  // 161: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	46,  // 162: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	30,  // 163: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	32,  // 164: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	34,  // 165: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	70,  // 166: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	72,  // 167: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	74,  // 168: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	76,  // 169: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	78,  // 170: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	80,  // 171: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	82,  // 172: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	84,  // 173: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	86,  // 174: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	88,  // 175: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	117, // 176: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	90,  // 177: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	93,  // 178: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	102, // 179: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	104, // 180: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	106, // 181: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	109, // 182: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	96,  // 183: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	100, // 184: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	98,  // 185: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	112, // 186: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	132, // [132:187] is the sub-list for method output_type
-	77,  // [77:132] is the sub-list for method input_type
-	77,  // [77:77] is the sub-list for extension type_name
-	77,  // [77:77] is the sub-list for extension extendee
-	0,   // [0:77] is the sub-list for field type_name
+	125, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	126, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	126, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	127, // 16: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	127, // 17: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	127, // 18: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	125, // 19: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	124, // 20: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	126, // 21: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	124, // 22: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	126, // 23: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	128, // 24: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	128, // 25: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	128, // 26: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	129, // 27: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	130, // 28: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	131, // 29: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	132, // 30: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	133, // 31: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	134, // 32: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	135, // 33: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	135, // 34: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	135, // 35: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	136, // 36: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	137, // 37: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	137, // 38: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	137, // 39: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	137, // 40: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	137, // 41: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	138, // 42: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	139, // 43: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	140, // 44: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	141, // 45: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	119, // 46: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	119, // 47: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	141, // 48: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	119, // 49: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	139, // 50: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	142, // 51: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	91,  // 52: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	139, // 53: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	143, // 54: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	94,  // 55: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	144, // 56: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	139, // 57: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	124, // 58: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	128, // 59: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	120, // 60: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	135, // 61: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	137, // 62: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	128, // 63: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	127, // 64: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	126, // 65: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	145, // 66: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	145, // 67: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	139, // 68: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	139, // 69: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	107, // 70: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	139, // 71: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	110, // 72: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	139, // 73: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	138, // 74: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	118, // 75: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 76: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	114, // 77: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	115, // 78: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	116, // 79: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 80: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 81: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 82: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 83: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 84: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 85: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 86: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 87: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 88: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 89: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	21,  // 90: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	23,  // 91: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	25,  // 92: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	27,  // 93: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	47,  // 94: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	49,  // 95: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	51,  // 96: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	53,  // 97: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	55,  // 98: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	57,  // 99: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	59,  // 100: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	61,  // 101: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	63,  // 102: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	65,  // 103: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	67,  // 104: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	35,  // 105: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	37,  // 106: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	39,  // 107: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	41,  // 108: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	43,  // 109: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	45,  // 110: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	29,  // 111: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	31,  // 112: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	33,  // 113: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	69,  // 114: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	71,  // 115: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	73,  // 116: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	75,  // 117: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	77,  // 118: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	79,  // 119: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	81,  // 120: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	83,  // 121: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	85,  // 122: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	87,  // 123: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	113, // 124: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	89,  // 125: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	92,  // 126: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	101, // 127: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	103, // 128: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	105, // 129: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	108, // 130: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	95,  // 131: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	99,  // 132: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	97,  // 133: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	111, // 134: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 135: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 136: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 137: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 138: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 139: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 140: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 141: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 142: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 143: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 144: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	22,  // 145: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	24,  // 146: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	26,  // 147: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	28,  // 148: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	48,  // 149: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	50,  // 150: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	52,  // 151: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	54,  // 152: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	56,  // 153: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	58,  // 154: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	60,  // 155: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	62,  // 156: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	64,  // 157: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	66,  // 158: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	68,  // 159: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	36,  // 160: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	38,  // 161: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	40,  // 162: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	42,  // 163: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	44,  // 164: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	46,  // 165: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	30,  // 166: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	32,  // 167: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	34,  // 168: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	70,  // 169: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	72,  // 170: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	74,  // 171: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	76,  // 172: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	78,  // 173: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	80,  // 174: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	82,  // 175: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	84,  // 176: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	86,  // 177: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	88,  // 178: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	117, // 179: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	90,  // 180: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	93,  // 181: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	102, // 182: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	104, // 183: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	106, // 184: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	109, // 185: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	96,  // 186: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	100, // 187: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	98,  // 188: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	112, // 189: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	135, // [135:190] is the sub-list for method output_type
+	80,  // [80:135] is the sub-list for method input_type
+	80,  // [80:80] is the sub-list for extension type_name
+	80,  // [80:80] is the sub-list for extension extendee
+	0,   // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }

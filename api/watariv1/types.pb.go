@@ -3845,11 +3845,11 @@ func (x *CheckpointRun) GetUid() string {
 	return ""
 }
 
-// Checkpoint is the state of all guests of a cluster, from which the cluster can go on.
+// Checkpoint is the state of all guests of a cluster, from which the cluster can go on; or of a volume alone, a snapshot.
 type Checkpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty: it is a snapshot of a volume
 	ClusterUid    string                 `protobuf:"bytes,3,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	State         CheckpointState        `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.CheckpointState" json:"state,omitempty"`
 	Members       []*CheckpointMember    `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
@@ -3864,7 +3864,8 @@ type Checkpoint struct {
 	Runs          []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
 	StoodMs       uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
 	Suspends      bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
-	Volume        *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none
+	Volume        *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none. In a snapshot, the volume
+	Copies        uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                  // on how many hosts each file is kept; 0: 2
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4018,11 +4019,19 @@ func (x *Checkpoint) GetVolume() *CheckpointMember {
 	return nil
 }
 
-// CheckpointPlan says when checkpoints of a cluster are made unasked, and how many are kept.
+func (x *Checkpoint) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+// CheckpointPlan says when checkpoints of a cluster, or snapshots of a volume, are made unasked, and how many are kept.
 type CheckpointPlan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	EverySeconds  uint32                 `protobuf:"varint,1,opt,name=every_seconds,json=everySeconds,proto3" json:"every_seconds,omitempty"` // from the end of one to the beginning of the next; 0: only when asked
 	Keep          uint32                 `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`                                     // whole ones that are kept beside the pinned; 0: 3
+	Copies        uint32                 `protobuf:"varint,3,opt,name=copies,proto3" json:"copies,omitempty"`                                 // on how many hosts each file is kept; 0: 2
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4071,7 +4080,14 @@ func (x *CheckpointPlan) GetKeep() uint32 {
 	return 0
 }
 
-// Restore is a cluster's latest return to a checkpoint.
+func (x *CheckpointPlan) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+// Restore is the latest return of a cluster to a checkpoint, or of a volume to a snapshot. A volume's has no state ENDING: no cluster uses it.
 type Restore struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4191,18 +4207,22 @@ func (x *Restore) GetLosses() uint32 {
 // Volume is a file system that outlives clusters. A host keeps it as a disk; the guest of a cluster that serves the home has it, wherever
 // that guest runs.
 type Volume struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that has the disk; empty: none has been chosen yet
-	State         VolumeState            `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeState" json:"state,omitempty"`
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, for people
-	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
-	ClusterUid    string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
-	UsedBytes     uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk; set in answers, not stored
-	Generation    uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                // grows each time that the volume gets another host; a disk of an older one is stale
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	Meta                *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	SizeBytes           uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Host                string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that has the disk; empty: none has been chosen yet
+	State               VolumeState            `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeState" json:"state,omitempty"`
+	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, for people
+	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
+	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
+	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk; set in answers, not stored
+	Generation          uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                            // grows each time that the volume gets another host; a disk of an older one is stale
+	CheckpointKey       string                 `protobuf:"bytes,10,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"` // the key pair for its snapshots, as in Cluster; empty: none were made. Not in answers
+	CheckpointRecipient string                 `protobuf:"bytes,11,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"`
+	Checkpoints         *CheckpointPlan        `protobuf:"bytes,12,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"` // of snapshots
+	Restore             *Restore               `protobuf:"bytes,13,opt,name=restore,proto3" json:"restore,omitempty"`         // to a snapshot
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -4296,6 +4316,34 @@ func (x *Volume) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
+}
+
+func (x *Volume) GetCheckpointKey() string {
+	if x != nil {
+		return x.CheckpointKey
+	}
+	return ""
+}
+
+func (x *Volume) GetCheckpointRecipient() string {
+	if x != nil {
+		return x.CheckpointRecipient
+	}
+	return ""
+}
+
+func (x *Volume) GetCheckpoints() *CheckpointPlan {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+func (x *Volume) GetRestore() *Restore {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
 }
 
 // VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
@@ -6155,7 +6203,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x89\x05\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xa1\x05\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -6176,10 +6224,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04runs\x18\x0e \x03(\v2\x18.watari.v1.CheckpointRunR\x04runs\x12\x19\n" +
 	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\x12\x1a\n" +
 	"\bsuspends\x18\x10 \x01(\bR\bsuspends\x123\n" +
-	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\"I\n" +
+	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\x12\x16\n" +
+	"\x06copies\x18\x12 \x01(\rR\x06copies\"a\n" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xd5\x02\n" +
+	"\x04keep\x18\x02 \x01(\rR\x04keep\x12\x16\n" +
+	"\x06copies\x18\x03 \x01(\rR\x06copies\"\xd5\x02\n" +
 	"\aRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -6193,7 +6243,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\xa2\x02\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\xe7\x03\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -6208,7 +6258,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"used_bytes\x18\b \x01(\x04R\tusedBytes\x12\x1e\n" +
 	"\n" +
 	"generation\x18\t \x01(\x04R\n" +
-	"generation\"\x93\x01\n" +
+	"generation\x12%\n" +
+	"\x0echeckpoint_key\x18\n" +
+	" \x01(\tR\rcheckpointKey\x121\n" +
+	"\x14checkpoint_recipient\x18\v \x01(\tR\x13checkpointRecipient\x12;\n" +
+	"\vcheckpoints\x18\f \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
+	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\"\x93\x01\n" +
 	"\vVolumeFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
@@ -6625,41 +6680,43 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	70,  // 67: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
 	16,  // 68: watari.v1.Volume.meta:type_name -> watari.v1.Meta
 	11,  // 69: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	50,  // 70: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,   // 71: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	43,  // 72: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	16,  // 73: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	68,  // 74: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	13,  // 75: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	16,  // 76: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	54,  // 77: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	12,  // 78: watari.v1.Run.state:type_name -> watari.v1.RunState
-	70,  // 79: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	70,  // 80: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	69,  // 81: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	16,  // 82: watari.v1.User.meta:type_name -> watari.v1.Meta
-	14,  // 83: watari.v1.User.role:type_name -> watari.v1.Role
-	56,  // 84: watari.v1.User.quota:type_name -> watari.v1.Quota
-	16,  // 85: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	70,  // 86: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	70,  // 87: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	15,  // 88: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	70,  // 89: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	70,  // 90: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	62,  // 91: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	16,  // 92: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	63,  // 93: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	63,  // 94: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	65,  // 95: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	38,  // 96: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	66,  // 97: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	37,  // 98: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	22,  // 99: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	100, // [100:100] is the sub-list for method output_type
-	100, // [100:100] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	47,  // 70: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	48,  // 71: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	50,  // 72: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,   // 73: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	43,  // 74: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	16,  // 75: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	68,  // 76: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	13,  // 77: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	16,  // 78: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	54,  // 79: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	12,  // 80: watari.v1.Run.state:type_name -> watari.v1.RunState
+	70,  // 81: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	70,  // 82: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	69,  // 83: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	16,  // 84: watari.v1.User.meta:type_name -> watari.v1.Meta
+	14,  // 85: watari.v1.User.role:type_name -> watari.v1.Role
+	56,  // 86: watari.v1.User.quota:type_name -> watari.v1.Quota
+	16,  // 87: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	70,  // 88: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	70,  // 89: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	15,  // 90: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	70,  // 91: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	70,  // 92: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	62,  // 93: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	16,  // 94: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	63,  // 95: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	63,  // 96: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	65,  // 97: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	38,  // 98: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	66,  // 99: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	37,  // 100: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	22,  // 101: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	102, // [102:102] is the sub-list for method output_type
+	102, // [102:102] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

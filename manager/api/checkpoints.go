@@ -18,7 +18,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// newCheckpointKey makes a key pair for a cluster's checkpoints.
+// newCheckpointKey makes a key pair for the checkpoints of a cluster or a volume.
 func newCheckpointKey() (core.CheckpointKey, error) {
 	identity, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *Server) CreateCheckpoint(ctx context.Context, r *connect.Request[v1.Cre
 	return connect.NewResponse(&v1.CreateCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[name], Existed: existed}), nil
 }
 
-// ListCheckpoints lists the checkpoints of the caller's clusters, by cluster, oldest first.
+// ListCheckpoints lists the checkpoints of the caller's clusters, and the snapshots of his volumes.
 func (s *Server) ListCheckpoints(ctx context.Context, r *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
 	mine := own(c, snap.Checkpoints)
@@ -57,14 +57,24 @@ func (s *Server) ListCheckpoints(ctx context.Context, r *connect.Request[v1.List
 			return nil, err
 		}
 	}
+	if r.Msg.Volume != "" {
+		if _, err := find(c, "volume", r.Msg.Volume, snap.Volumes); err != nil {
+			return nil, err
+		}
+	}
 	resp := &v1.ListCheckpointsResponse{}
 	for name, checkpoint := range mine {
-		if (r.Msg.Name == "" || r.Msg.Name == name) && (r.Msg.Cluster == "" || r.Msg.Cluster == checkpoint.Cluster) {
+		ofVolume := r.Msg.Volume == "" || checkpoint.Cluster == "" && checkpoint.Volume.GetGuest() == r.Msg.Volume
+		if (r.Msg.Name == "" || r.Msg.Name == name) && (r.Msg.Cluster == "" || r.Msg.Cluster == checkpoint.Cluster) && ofVolume {
 			resp.Checkpoints = append(resp.Checkpoints, checkpoint)
 		}
 	}
 	slices.SortFunc(resp.Checkpoints, func(a, b *v1.Checkpoint) int {
-		return cmp.Or(strings.Compare(a.Cluster, b.Cluster), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), strings.Compare(a.Meta.Name, b.Meta.Name))
+		volume := 0
+		if a.Cluster == "" {
+			volume = strings.Compare(a.Volume.GetGuest(), b.Volume.GetGuest())
+		}
+		return cmp.Or(strings.Compare(a.Cluster, b.Cluster), volume, a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), strings.Compare(a.Meta.Name, b.Meta.Name))
 	})
 	return connect.NewResponse(resp), nil
 }
@@ -85,7 +95,7 @@ func (s *Server) ChangeCheckpoint(ctx context.Context, r *connect.Request[v1.Cha
 	return connect.NewResponse(&v1.ChangeCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[r.Msg.Name]}), nil
 }
 
-// PlanCheckpoints says when checkpoints of a cluster are made unasked.
+// PlanCheckpoints says when checkpoints of a cluster or of a volume are made unasked.
 func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.PlanCheckpointsRequest]) (*connect.Response[v1.PlanCheckpointsResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
 		key, err := newCheckpointKey()
@@ -97,18 +107,26 @@ func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.Plan
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.PlanCheckpointsResponse{Cluster: view.Cluster(s.Store.Snapshot(), s.Sessions, r.Msg.Cluster)}), nil
+	snap := s.Store.Snapshot()
+	return connect.NewResponse(&v1.PlanCheckpointsResponse{Cluster: view.Cluster(snap, s.Sessions, r.Msg.Cluster), Volume: view.Volume(snap, s.Sessions, r.Msg.Volume)}), nil
 }
 
-// RestoreCheckpoint has a cluster go on from a checkpoint; the controller carries it out.
+// RestoreCheckpoint has a cluster go on from a checkpoint, or a volume go back to a snapshot; the controller carries it out.
 func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
 	name := ""
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
-		change, name, err = a.RestoreCheckpoint(r.Msg.Name)
+		if r.Msg.Volume {
+			change, name, err = a.RestoreVolume(r.Msg.Name, r.Msg.Host)
+		} else {
+			change, name, err = a.RestoreCheckpoint(r.Msg.Name)
+		}
 		return change, err
 	})
 	if err != nil {
 		return nil, err
+	}
+	if r.Msg.Volume {
+		return connect.NewResponse(&v1.RestoreCheckpointResponse{Volume: view.Volume(s.Store.Snapshot(), s.Sessions, name)}), nil
 	}
 	return connect.NewResponse(&v1.RestoreCheckpointResponse{Cluster: view.Cluster(s.Store.Snapshot(), s.Sessions, name)}), nil
 }

@@ -18,7 +18,11 @@ import (
 func (s *Server) CreateVolume(ctx context.Context, r *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
 	existed := false
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
-		change, err = a.CreateVolume(r.Msg)
+		key, err := newCheckpointKey()
+		if err != nil {
+			return change, err
+		}
+		change, err = a.CreateVolume(r.Msg, key)
 		existed = len(change.Ops) == 0
 		return change, err
 	})

@@ -147,10 +147,14 @@ func Migration(s *core.Objects, r core.Reports, name string) *v1.Migration {
 // Volume returns a volume as people see it: with the disk that it uses, and whether its host is there; nil: there is none.
 func Volume(s *core.Objects, r core.Reports, name string) *v1.Volume {
 	v := s.Volumes[name]
-	if v == nil || v.Host == "" {
-		return v
+	if v == nil {
+		return nil
 	}
 	v = proto.CloneOf(v)
+	v.CheckpointKey = ""
+	if v.Host == "" {
+		return v
+	}
 	report, _, connected := r.Observed(v.Host)
 	for _, o := range report.GetVolumes() {
 		if o.Uid == v.Meta.Uid {

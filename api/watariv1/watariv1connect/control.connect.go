@@ -233,7 +233,7 @@ type ControlServiceClient interface {
 	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
 	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
-	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
+	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint, or puts a volume that no cluster uses back to a snapshot.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateVolume makes an empty volume; a host makes its disk in the background.
 	CreateVolume(context.Context, *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error)
@@ -985,7 +985,7 @@ type ControlServiceHandler interface {
 	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
 	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
-	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
+	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint, or puts a volume that no cluster uses back to a snapshot.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateVolume makes an empty volume; a host makes its disk in the background.
 	CreateVolume(context.Context, *connect.Request[watariv1.CreateVolumeRequest]) (*connect.Response[watariv1.CreateVolumeResponse], error)

@@ -2,6 +2,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,9 +37,27 @@ func New(env *cli.Env) *cobra.Command {
 }
 
 type createFlags struct {
-	pin, detach bool
-	every       time.Duration
-	keep        uint32
+	pin, detach  bool
+	every        time.Duration
+	keep, copies uint32
+}
+
+// target is of what checkpoints are made: a cluster or a volume. The other is empty.
+type target struct{ cluster, volume string }
+
+func (t target) String() string {
+	if t.volume != "" {
+		return "volume " + t.volume
+	}
+	return "cluster " + t.cluster
+}
+
+// word is what a checkpoint of the target is called.
+func (t target) word() string {
+	if t.volume != "" {
+		return "snapshot"
+	}
+	return "checkpoint"
 }
 
 func newCreate(env *cli.Env) *cobra.Command {
@@ -63,9 +82,9 @@ func newCreate(env *cli.Env) *cobra.Command {
 				return err
 			}
 			if command.Flags().Changed("every") || command.Flags().Changed("keep") {
-				return plan(ctx, env, c, args[0], flags, command.Flags().Changed("every"))
+				return plan(ctx, env, c, target{cluster: args[0]}, flags, command.Flags().Changed("every"))
 			}
-			return create(ctx, env, c, args[0], flags)
+			return create(ctx, env, c, target{cluster: args[0]}, flags)
 		}),
 	}
 	f := command.Flags()
@@ -76,41 +95,66 @@ func newCreate(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// plan changes when checkpoints of a cluster are made.
-func plan(ctx context.Context, env *cli.Env, c *client.Client, cluster string, flags createFlags, every bool) error {
-	if flags.every < 0 || flags.every.Seconds() > math.MaxUint32 || flags.every%time.Second != 0 {
-		return cli.Usagef("--every %s: give whole seconds, such as 10m", flags.every)
+// Seconds returns the seconds of a plan's --every.
+func Seconds(every time.Duration) (uint32, error) {
+	if every < 0 || every.Seconds() > math.MaxUint32 || every%time.Second != 0 {
+		return 0, cli.Usagef("--every %s: give whole seconds, such as 10m", every)
 	}
-	now, err := client.List(ctx, c.ListClusters, &v1.ListClustersRequest{Name: cluster}, (*v1.ListClustersResponse).GetClusters)
+	return uint32(every.Seconds()), nil
+}
+
+// plan changes when checkpoints are made.
+func plan(ctx context.Context, env *cli.Env, c *client.Client, of target, flags createFlags, every bool) error {
+	seconds, err := Seconds(flags.every)
 	if err != nil {
-		return fmt.Errorf("plan checkpoints of cluster %s: %w", cluster, err)
+		return err
 	}
-	wanted := &v1.CheckpointPlan{EverySeconds: now[0].GetCheckpoints().GetEverySeconds(), Keep: now[0].GetCheckpoints().GetKeep()}
+	now, err := planOf(ctx, c, of)
+	if err != nil {
+		return fmt.Errorf("plan %ss of %s: %w", of.word(), of, err)
+	}
+	wanted := &v1.CheckpointPlan{EverySeconds: now.GetEverySeconds(), Keep: cmp.Or(flags.keep, now.GetKeep()), Copies: cmp.Or(flags.copies, now.GetCopies())}
 	if every {
-		wanted.EverySeconds = uint32(flags.every.Seconds())
+		wanted.EverySeconds = seconds
 	}
-	if flags.keep > 0 {
-		wanted.Keep = flags.keep
-	}
-	response, err := c.PlanCheckpoints(ctx, connect.NewRequest(&v1.PlanCheckpointsRequest{Cluster: cluster, Plan: wanted}))
+	response, err := c.PlanCheckpoints(ctx, connect.NewRequest(&v1.PlanCheckpointsRequest{Cluster: of.cluster, Volume: of.volume, Plan: wanted}))
 	if err != nil {
-		return fmt.Errorf("plan checkpoints of cluster %s: %w", cluster, err)
+		return fmt.Errorf("plan %ss of %s: %w", of.word(), of, err)
 	}
 	when := "made only when you ask for them"
 	if wanted.EverySeconds > 0 {
 		when = "made every " + (time.Duration(wanted.EverySeconds) * time.Second).String()
 	}
-	return env.Done(response.Msg.Cluster, "checkpoints of cluster %s are %s; `watari checkpoint list %s` shows them", cluster, when, cluster)
+	if of.volume != "" {
+		return env.Done(response.Msg.Volume, "snapshots of volume %s are %s; `watari checkpoint list --volume %s` shows them", of.volume, when, of.volume)
+	}
+	return env.Done(response.Msg.Cluster, "checkpoints of cluster %s are %s; `watari checkpoint list %s` shows them", of.cluster, when, of.cluster)
 }
 
-func create(ctx context.Context, env *cli.Env, c *client.Client, cluster string, flags createFlags) error {
-	response, err := c.CreateCheckpoint(ctx, connect.NewRequest(&v1.CreateCheckpointRequest{Cluster: cluster, Pinned: flags.pin}))
+// planOf fetches the plan of a cluster or a volume.
+func planOf(ctx context.Context, c *client.Client, of target) (*v1.CheckpointPlan, error) {
+	if of.volume != "" {
+		list, err := client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{Name: of.volume}, (*v1.ListVolumesResponse).GetVolumes)
+		if err != nil {
+			return nil, err
+		}
+		return list[0].GetCheckpoints(), nil
+	}
+	list, err := client.List(ctx, c.ListClusters, &v1.ListClustersRequest{Name: of.cluster}, (*v1.ListClustersResponse).GetClusters)
 	if err != nil {
-		return fmt.Errorf("make a checkpoint of cluster %s: %w", cluster, err)
+		return nil, err
+	}
+	return list[0].GetCheckpoints(), nil
+}
+
+func create(ctx context.Context, env *cli.Env, c *client.Client, of target, flags createFlags) error {
+	response, err := c.CreateCheckpoint(ctx, connect.NewRequest(&v1.CreateCheckpointRequest{Cluster: of.cluster, Volume: of.volume, Pinned: flags.pin}))
+	if err != nil {
+		return fmt.Errorf("make a %s of %s: %w", of.word(), of, err)
 	}
 	made := response.Msg.Checkpoint
 	if response.Msg.Existed {
-		env.Notef("checkpoint %s of cluster %s is already being made", made.GetMeta().GetName(), cluster)
+		env.Notef("%s %s of %s is already being made", of.word(), made.GetMeta().GetName(), of)
 	}
 	if flags.detach {
 		return env.Show(made, func(w io.Writer) { fmt.Fprintln(w, made.GetMeta().GetName()) })
@@ -122,9 +166,18 @@ func create(ctx context.Context, env *cli.Env, c *client.Client, cluster string,
 		if env.Output != output.FormatTable {
 			_ = output.Write(env.Out, env.Output, made, nil)
 		}
-		return fmt.Errorf("checkpoint %s is %s: %s; the guests run on", made.GetMeta().GetName(), output.State(state), made.GetMessage())
+		runOn := "; the guests run on"
+		if of.volume != "" {
+			runOn = ""
+		}
+		return fmt.Errorf("%s %s is %s: %s%s", of.word(), made.GetMeta().GetName(), output.State(state), made.GetMessage(), runOn)
 	}
 	return env.Show(made, func(w io.Writer) {
+		if of.volume != "" {
+			fmt.Fprintf(w, "%s: %s of volume %s, %s in all\n", made.GetMeta().GetName(), output.Size(checkpoint.Bytes(made)), of.volume,
+				output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
+			return
+		}
 		fmt.Fprintf(w, "%s: %s of %s, guests stood for %s, %s in all\n", made.GetMeta().GetName(), output.Size(checkpoint.Bytes(made)),
 			output.Count(len(made.GetMembers()), "guest"), output.Milliseconds(made.GetStoodMs()), output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
 	})
@@ -138,7 +191,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (l
 			return false, errors.New("it was deleted")
 		}
 		last = now.Checkpoint
-		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("checkpoint %s: %s: %s", name, doing(last.GetState()), last.GetMessage()), ": ")})
+		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("checkpoint %s: %s: %s", name, doing(last), last.GetMessage()), ": ")})
 		return checkpoint.Ended(last.GetState()), nil
 	})
 	if ctx.Err() != nil {
@@ -152,8 +205,12 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (l
 	return last, nil
 }
 
-// doing describes what happens in a state.
-func doing(state v1.CheckpointState) string {
+// doing describes what happens in a checkpoint's state.
+func doing(c *v1.Checkpoint) string {
+	state := c.GetState()
+	if c.GetCluster() == "" && state > v1.CheckpointState_CHECKPOINT_STATE_PENDING && !checkpoint.Ended(state) {
+		return "its disk is copied"
+	}
 	switch state {
 	case v1.CheckpointState_CHECKPOINT_STATE_PENDING:
 		return "waiting"
@@ -168,14 +225,15 @@ func doing(state v1.CheckpointState) string {
 }
 
 func newList(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
+	var volume string
+	command := &cobra.Command{
 		Use:     "list [CLUSTER]",
 		Aliases: []string{"ls"},
-		Short:   "List checkpoints",
-		Example: "  watari checkpoint list md",
+		Short:   "List checkpoints, and snapshots of volumes",
+		Example: "  watari checkpoint list md\n  watari checkpoint list --volume data",
 		Args:    cli.ArgsBetween(0, "CLUSTER"), ValidArgsFunction: env.Complete(cli.Clusters),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			request := &v1.ListCheckpointsRequest{}
+			request := &v1.ListCheckpointsRequest{Volume: volume}
 			if len(args) > 0 {
 				if err := cli.CheckName("cluster", args[0]); err != nil {
 					return err
@@ -189,6 +247,9 @@ func newList(env *cli.Env) *cobra.Command {
 			return cli.ShowList(env, list, func(w io.Writer) { table(w, env, list) })
 		}),
 	}
+	command.Flags().StringVar(&volume, "volume", "", "only snapshots of this volume")
+	env.CompleteFlag(command, "volume", cli.Volumes)
+	return command
 }
 
 func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
@@ -196,16 +257,18 @@ func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
 		env.Notef("there is no checkpoint; `watari checkpoint create CLUSTER` makes one")
 		return
 	}
-	t := output.NewTable("NAME", "CLUSTER", "STATE", "TAKEN", "GUESTS", "SIZE", "STOOD", "PINNED", "MESSAGE")
+	t := output.NewTable("NAME", "OF", "STATE", "TAKEN", "GUESTS", "SIZE", "STOOD", "PINNED", "MESSAGE")
 	for _, c := range list {
-		stood, pinned := "", ""
-		if c.GetTaken() != nil {
+		stood, pinned, of, guests := "", "", c.GetCluster(), fmt.Sprint(len(c.GetMembers()))
+		if of == "" {
+			of, guests = "volume "+c.GetVolume().GetGuest(), ""
+		} else if c.GetTaken() != nil {
 			stood = output.Milliseconds(c.GetStoodMs())
 		}
 		if c.GetPinned() {
 			pinned = "yes"
 		}
-		t.Row(c.GetMeta().GetName(), c.GetCluster(), state(c), output.Time(env.Now(), c.GetTaken()), fmt.Sprint(len(c.GetMembers())),
+		t.Row(c.GetMeta().GetName(), of, state(c), output.Time(env.Now(), c.GetTaken()), guests,
 			output.Size(checkpoint.Bytes(c)), stood, pinned, c.GetMessage())
 	}
 	t.Write(w)
@@ -225,7 +288,7 @@ func get(ctx context.Context, c *client.Client, name string) (*v1.Checkpoint, er
 
 func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 	stood, pinned := "", "no"
-	if c.GetTaken() != nil {
+	if c.GetTaken() != nil && c.GetCluster() != "" {
 		stood = output.Milliseconds(c.GetStoodMs())
 	}
 	if c.GetPinned() {
@@ -248,9 +311,6 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		[2]string{"pinned", pinned},
 		[2]string{"runs", strings.Join(runs, ", ")},
 	)
-	if len(c.GetMembers()) == 0 {
-		return
-	}
 	file := func(m *v1.CheckpointMember) (size, state, hosts string) {
 		return output.Size(m.GetFile().GetBlob().GetSize()), output.Size(m.GetFile().GetStateBytes()), strings.Join(m.GetFile().GetHosts(), ", ")
 	}
@@ -260,6 +320,9 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		t := output.NewTable("VOLUME", "WAS ON", "SIZE", "DISK", "FILE ON", "HAS")
 		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts, has(v))
 		t.Write(w)
+	}
+	if len(c.GetMembers()) == 0 {
+		return
 	}
 	fmt.Fprintln(w)
 	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON", "HAS")

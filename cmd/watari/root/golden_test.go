@@ -73,9 +73,12 @@ var (
 			Members: []*v1.CheckpointMember{{Guest: "md-0", Host: "a1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:aa", Size: 90 << 20}, StateBytes: 500 << 20, Hosts: []string{"a1", "b1"}}},
 				{Guest: "md-1", Host: "b1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:bb", Size: 110 << 20}, StateBytes: 500 << 20, Hosts: []string{"b1"}}}}},
 		{Meta: meta("md-c2"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_FAILED, Reason: "every 10m0s", Message: "host b1: no space left on device\x1b[2J", Started: ago(time.Minute), Ended: ago(time.Minute)},
+		{Meta: meta("data-s1"), State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Reason: "every 1h0m0s", Started: ago(time.Hour), Taken: ago(time.Hour), Ended: ago(59 * time.Minute), Copies: 3,
+			Volume: &v1.CheckpointMember{Guest: "data", Host: "a2", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:cc", Size: 40 << 20}, StateBytes: 2 << 30, Base: "sha256:dd", Hosts: []string{"a2", "b1"}}}},
 	}
 	volumes = []*v1.Volume{
-		{Meta: meta("data"), SizeBytes: 50 << 30, UsedBytes: 3 << 30, Host: "a2", State: v1.VolumeState_VOLUME_STATE_READY, Cluster: "md"},
+		{Meta: meta("data"), SizeBytes: 50 << 30, UsedBytes: 3 << 30, Host: "a2", State: v1.VolumeState_VOLUME_STATE_READY, Cluster: "md",
+			Checkpoints: &v1.CheckpointPlan{EverySeconds: 3600, Copies: 3}, Restore: &v1.Restore{Checkpoint: "data-s1", State: v1.RestoreState_RESTORE_STATE_DONE}},
 		{Meta: meta("scratch"), SizeBytes: 1 << 40, State: v1.VolumeState_VOLUME_STATE_PENDING, Message: "no host that is connected and keeps volumes has 1.0 TiB of disk free\x1b[2J"},
 	}
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
@@ -120,7 +123,7 @@ func answers(_ context.Context, request any) (any, error) {
 	case *v1.ChangeCheckpointRequest:
 		return &v1.ChangeCheckpointResponse{Checkpoint: checkpoints[0]}, nil
 	case *v1.PlanCheckpointsRequest:
-		return &v1.PlanCheckpointsResponse{Cluster: clusters[0]}, nil
+		return &v1.PlanCheckpointsResponse{Cluster: clusters[0], Volume: volumes[0]}, nil
 	case *v1.RestoreCheckpointRequest:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("checkpoint md-c2 cannot be restored: it is failed; host b1: no space left on device"))
 	case *v1.ListVolumesRequest:

@@ -2,11 +2,13 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -16,6 +18,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 	"watari/cmd/internal/progress"
+	"watari/cmd/watari/checkpoint"
 )
 
 // New returns `watari volume`.
@@ -23,24 +26,28 @@ func New(env *cli.Env) *cobra.Command {
 	command := cli.Noun(&cobra.Command{
 		Use:     "volume",
 		Aliases: []string{"volumes"},
-		Short:   "Volumes, on which files outlive clusters: create, list, show, delete",
+		Short:   "Volumes, on which files outlive clusters: create, list, show, snapshot, restore, delete",
 		Long: "A volume keeps a cluster's home on a host's disk. Without one, the home is in the memory of the cluster's first guest, and ends with it. " +
 			"All guests of the cluster see the same files, wherever they run. One cluster at a time uses a volume (`watari cluster create --volume`); " +
 			"the next one finds the files again.",
 	})
-	command.AddCommand(newCreate(env), newList(env), newShow(env), newDelete(env))
+	command.AddCommand(newCreate(env), newList(env), newShow(env), checkpoint.NewSnapshot(env), checkpoint.NewRestoreVolume(env), newDelete(env))
 	return command
 }
 
 func newCreate(env *cli.Env) *cobra.Command {
 	var size, host string
 	var detach bool
+	var every time.Duration
+	var replicas uint32
 	command := &cobra.Command{
 		Use:   "create VOLUME",
 		Short: "Make an empty volume",
 		Long: "Make an empty volume. A host makes its disk, which takes up room as files are written to it, --size at most. Without --host, it is one with " +
-			"much room that nobody has lent out. Ctrl-C ends only the waiting.",
-		Example: "  watari volume create data --size 50G\n  watari cluster create md --guests 4 --image mpi --volume data",
+			"much room that nobody has lent out. Ctrl-C ends only the waiting.\n\n" +
+			"With --replicas, snapshots are made regularly (--every), and each is on so many hosts. If the volume's host is lost, `watari volume restore` " +
+			"gives the latest one to another host.",
+		Example: "  watari volume create data --size 50G\n  watari volume create data --size 50G --replicas 2 --every 1h\n  watari cluster create md --guests 4 --image mpi --volume data",
 		Args:    cli.Args("VOLUME"),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			if err := cli.CheckName("volume", args[0]); err != nil {
@@ -53,7 +60,15 @@ func newCreate(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return cli.Usagef("--size: %v", err)
 			}
-			response, err := c.CreateVolume(ctx, connect.NewRequest(&v1.CreateVolumeRequest{Name: args[0], SizeBytes: bytes, Host: host}))
+			request := &v1.CreateVolumeRequest{Name: args[0], SizeBytes: bytes, Host: host}
+			if replicas > 0 || every > 0 {
+				seconds, err := checkpoint.Seconds(cmp.Or(every, usualEvery))
+				if err != nil {
+					return err
+				}
+				request.Snapshots = &v1.CheckpointPlan{EverySeconds: seconds, Copies: replicas}
+			}
+			response, err := c.CreateVolume(ctx, connect.NewRequest(request))
 			if err != nil {
 				return fmt.Errorf("create volume %s: %w", args[0], err)
 			}
@@ -69,10 +84,15 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f := command.Flags()
 	f.StringVar(&size, "size", "", "how much it may hold, such as 50G")
 	f.StringVar(&host, "host", "", "host that is to have the disk (default: chosen)")
+	f.Uint32Var(&replicas, "replicas", 0, "make snapshots regularly, and keep each on so many hosts")
+	f.DurationVar(&every, "every", 0, "how often snapshots are made (default 15m with --replicas, else never)")
 	f.BoolVarP(&detach, "detach", "d", false, "return at once")
 	env.CompleteFlag(command, "host", cli.Hosts)
 	return command
 }
+
+// usualEvery is how often snapshots are made of a volume that has replicas.
+const usualEvery = 15 * time.Minute
 
 // on says on which host a volume is; empty: on none.
 func on(v *v1.Volume) string {
@@ -159,16 +179,38 @@ func describe(w io.Writer, env *cli.Env, v *v1.Volume) {
 		[2]string{"on disk", output.Size(v.GetUsedBytes())},
 		[2]string{"host", v.GetHost()},
 		[2]string{"cluster", v.GetCluster()},
+		[2]string{"snapshots", snapshots(v.GetCheckpoints())},
+		[2]string{"restored", restored(v.GetRestore())},
 		[2]string{"owner", v.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), v.GetMeta().GetCreated())},
 	)
+}
+
+// restored says to what a volume has gone back, or is going, for people; empty: to nothing.
+func restored(r *v1.Restore) string {
+	if r == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%s: %s", r.GetCheckpoint(), output.State(r.GetState()))
+	if r.GetMessage() != "" {
+		text += ": " + r.GetMessage()
+	}
+	return text
+}
+
+// snapshots says when snapshots are made, for people.
+func snapshots(plan *v1.CheckpointPlan) string {
+	if plan.GetEverySeconds() == 0 {
+		return "only when asked for"
+	}
+	return fmt.Sprintf("every %s, each on %s", time.Duration(plan.EverySeconds)*time.Second, output.Count(int(cmp.Or(plan.Copies, 2)), "host"))
 }
 
 func newDelete(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:     "delete VOLUME",
 		Aliases: []string{"rm"},
-		Short:   "Delete a volume that no cluster uses, with all its files",
+		Short:   "Delete a volume that no cluster uses, with all its files and snapshots",
 		Example: "  watari volume delete data",
 		Args:    cli.Args("VOLUME"), ValidArgsFunction: env.Complete(cli.Volumes),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {

@@ -1,0 +1,243 @@
+package core
+
+// snapshots_test.go - checkpoints of a volume alone.
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// alone is a household with a volume on a2 that no cluster uses.
+func alone(t *testing.T, plan *v1.CheckpointPlan) *household {
+	h := volumes(t, 0)
+	h.ask(func(a *Admission) (Change, error) {
+		return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 1 << 30, Host: "a2", Snapshots: plan}, CheckpointKey{"secret", "public"})
+	})
+	v := proto.CloneOf(h.objects.Volumes["data"])
+	v.Meta.Created = timestamppb.New(h.now)
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+	h.has("a2", v, 0)
+	h.files = map[string][]*v1.CheckpointObserved{}
+	h.pass(time.Second)
+	return h
+}
+
+// snapshot lets the hosts carry out a snapshot that has been asked for.
+func (h *household) snapshot(name string) *v1.Checkpoint {
+	h.t.Helper()
+	if c := h.objects.Checkpoints[name]; c == nil || !isSnapshot(c) {
+		h.t.Fatalf("snapshot %s is %v", name, c)
+	}
+	made := proto.CloneOf(h.objects.Checkpoints[name])
+	made.Meta.Uid = "uid-" + name
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, made}}})
+	for _, phase := range []v1.CheckpointPhase{1, 1, 3, 4, 4} {
+		h.pass(100 * time.Millisecond)
+		o := part("uid-data", 0, phase)
+		o.CheckpointId, o.File.Blob.Digest = "uid-"+name, "sha256:"+name
+		h.files["a2"] = []*v1.CheckpointObserved{o}
+		h.pass(100 * time.Millisecond)
+	}
+	c := h.objects.Checkpoints[name]
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || len(c.Volume.File.Hosts) != 1 || len(c.Members) != 0 {
+		h.t.Fatalf("snapshot %s is %v", name, c)
+	}
+	return c
+}
+
+func (h *household) takeSnapshot() *v1.Checkpoint {
+	h.t.Helper()
+	name := ""
+	h.ask(func(a *Admission) (c Change, err error) {
+		c, name, err = a.CreateCheckpoint(&v1.CreateCheckpointRequest{Volume: "data"}, CheckpointKey{"other", "other"})
+		return c, err
+	})
+	return h.snapshot(name)
+}
+
+// fetchersOf returns the hosts that are ordered to fetch a file of a checkpoint.
+func fetchersOf(orders map[string]*v1.HostWanted, id, besides string) (hosts []string) {
+	for _, host := range sortedKeys(orders) {
+		for _, w := range orders[host].GetCheckpoints() {
+			if w.CheckpointId == id && w.Order == v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP && host != besides {
+				hosts = append(hosts, host)
+			}
+		}
+	}
+	return hosts
+}
+
+// Snapshots are made when the volume's plan asks for them, with the volume's key, and copied to other hosts.
+func TestSnapshotsOfAVolume(t *testing.T) {
+	h := alone(t, &v1.CheckpointPlan{EverySeconds: 60, Copies: 3})
+	if n := len(h.objects.Checkpoints); n != 0 {
+		t.Fatalf("%d snapshots are there too early", n)
+	}
+	h.pass(time.Minute)
+	if c := h.objects.Checkpoints["data-s1"]; c == nil || c.Recipient != "public" || c.Reason != "every 1m0s" || c.Copies != 3 {
+		t.Fatalf("the snapshot is %v", c)
+	}
+	h.snapshot("data-s1")
+	h.sharing = true
+	orders := h.pass(100 * time.Millisecond)
+	if got := fetchersOf(orders, "uid-data-s1", "a2"); len(got) != 1 {
+		t.Fatalf("%v fetch it", got)
+	}
+	o := proto.CloneOf(h.files["a2"][0])
+	h.files["a1"] = []*v1.CheckpointObserved{o}
+	h.pass(100 * time.Millisecond)
+	if got := h.objects.Checkpoints["data-s1"].Volume.File.Hosts; len(got) != 2 || got[0] != "a1" || got[1] != "a2" {
+		t.Errorf("the hosts that have it are %v", got)
+	}
+	if got := fetchersOf(h.pass(100*time.Millisecond), "uid-data-s1", "a2"); len(got) != 2 { // a1 keeps it, and another one fetches it
+		t.Errorf("%v keep or fetch it", got)
+	}
+}
+
+// A volume goes back to a snapshot, on its host or on another one; no cluster gets it before that is done.
+func TestAVolumeGoesBackToASnapshot(t *testing.T) {
+	for _, host := range []string{"", "a2", "b1"} {
+		t.Run("to "+host, func(t *testing.T) {
+			h := alone(t, nil)
+			h.takeSnapshot()
+			h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume("data", host); return c, err })
+			v := h.objects.Volumes["data"]
+			target, generation := "a2", uint64(0)
+			if host == "b1" {
+				target, generation = host, 1
+			}
+			orders := h.pass(time.Second)
+			w := h.volumeOrder(orders, target)
+			if v.Host != target || v.Generation != generation || w.GetRestore().GetId() != v.Restore.Id || w.Restore.Key != "secret" || w.Make {
+				t.Fatalf("it is %v, and the order is %v", v, w)
+			}
+			second := &v1.Cluster{Meta: &v1.Meta{Name: "second", Uid: "uid-second", Owner: h.objects.Volumes["data"].Meta.Owner}, Spec: &v1.ClusterSpec{Volume: "data"}}
+			var c Change
+			a := h.admission()
+			if err := a.takeVolume(&c, second); err == nil || !strings.Contains(err.Error(), "is being put back to snapshot data-s1") {
+				t.Errorf("a cluster gets it: %v", err)
+			}
+			if target == "b1" {
+				if fetched := fetchersOf(orders, "uid-data-s1", "a2"); len(fetched) == 0 {
+					t.Error("b1 does not fetch the snapshot")
+				}
+				h.has("b1", v, 0)
+				h.volumes["b1"][0].Facts.Generation = 1
+			}
+			h.volumes[target][0].Restored = v.Restore.Id
+			h.pass(time.Second)
+			v = h.objects.Volumes["data"]
+			if v.Restore.State != v1.RestoreState_RESTORE_STATE_DONE || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Host != target {
+				t.Errorf("afterwards it is %v", v)
+			}
+			orders = h.pass(time.Second)
+			if w := h.volumeOrder(orders, "a2"); (target == "b1") != w.GetDiscard() {
+				t.Errorf("a2 is ordered %v", w)
+			}
+			if w := h.volumeOrder(orders, target); w.GetRestore() != nil {
+				t.Errorf("afterwards the order is %v", w)
+			}
+		})
+	}
+}
+
+// A volume whose host was removed comes back from its latest snapshot, on another host, when its user asks for that.
+func TestALostVolumeHasSnapshots(t *testing.T) {
+	h := alone(t, nil)
+	c := h.takeSnapshot()
+	h.files["b1"] = h.files["a2"]
+	h.pass(time.Second)
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Hosts["a2"]}}})
+	delete(h.volumes, "a2")
+	delete(h.files, "a2")
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_LOST {
+		t.Fatalf("it is %v", v)
+	}
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume(c.Meta.Name, ""); return c, err })
+	orders := h.pass(time.Second)
+	v := h.objects.Volumes["data"]
+	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation != 1 || w.GetRestore() == nil || w.Make {
+		t.Errorf("it is %v, and the order is %v", v, w)
+	}
+}
+
+// A volume that was to get another host stays where it is if the snapshot cannot be read.
+func TestAVolumeStaysIfItsSnapshotIsLost(t *testing.T) {
+	h := alone(t, nil)
+	h.takeSnapshot()
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume("data", "b1"); return c, err })
+	h.files["a2"] = nil
+	h.pass(time.Second)
+	if c := h.objects.Checkpoints["data-s1"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_DAMAGED {
+		t.Fatalf("the snapshot is %v", c)
+	}
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != 2 ||
+		v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED || v.Restore.Message == "" {
+		t.Errorf("it is %v", v)
+	}
+}
+
+// Snapshots of a volume that is deleted are deleted, too; those of one in use are kept apart from its cluster's checkpoints.
+func TestSnapshotsEndWithTheirVolume(t *testing.T) {
+	h := alone(t, nil)
+	h.takeSnapshot()
+	h.ask(func(a *Admission) (Change, error) { return a.DeleteVolume("data") })
+	h.pass(time.Second)
+	if c := h.objects.Checkpoints["data-s1"]; c != nil {
+		t.Errorf("the snapshot is %v", c)
+	}
+}
+
+func TestWhatIsRefusedOfSnapshots(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(a *Admission) (Change, error)
+		want string
+	}{
+		"restoring one in use": {func(a *Admission) (Change, error) {
+			c, _, err := a.RestoreVolume("data-s1", "")
+			return c, err
+		}, "cluster md uses volume data"},
+		"restoring it as a cluster": {func(a *Admission) (Change, error) {
+			c, _, err := a.RestoreCheckpoint("data-s1")
+			return c, err
+		}, "data-s1 is a snapshot of volume data; `watari volume restore data-s1` restores it"},
+		"restoring a cluster's checkpoint as a volume": {func(a *Admission) (Change, error) {
+			c, _, err := a.RestoreVolume("md-c1", "")
+			return c, err
+		}, "md-c1 is a checkpoint of cluster md"},
+		"a snapshot of both": {func(a *Admission) (Change, error) {
+			c, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md", Volume: "data"}, CheckpointKey{})
+			return c, err
+		}, "a checkpoint is of a cluster or of a volume"},
+		"too many copies": {func(a *Admission) (Change, error) {
+			return a.PlanCheckpoints(&v1.PlanCheckpointsRequest{Volume: "data", Plan: &v1.CheckpointPlan{Copies: 6}}, CheckpointKey{})
+		}, "at most on 5"},
+		"too often": {func(a *Admission) (Change, error) {
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x", SizeBytes: 1 << 30, Snapshots: &v1.CheckpointPlan{EverySeconds: 1}}, CheckpointKey{})
+		}, "is too often"},
+		"somebody else's": {func(a *Admission) (Change, error) {
+			a.Caller = Caller{Name: "bob"}
+			c, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Volume: "data"}, CheckpointKey{})
+			return c, err
+		}, "there is no volume \"data\""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := inUse(t)
+			h.withVolume()
+			h.takeSnapshot()
+			a := h.admission()
+			a.Caller = Caller{Name: "ann"}
+			if _, err := c.do(a); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the answer is %v, want %q", err, c.want)
+			}
+		})
+	}
+}
