@@ -49,10 +49,28 @@ func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest, key CheckpointKey) (
 	if r.Host != "" && a.Hosts[r.Host] == nil {
 		return change, Missing("host", r.Host, a.Hosts)
 	}
+	if err := a.volumeQuota(r.SizeBytes); err != nil {
+		return change, err
+	}
 	change.write(Create, &v1.Volume{Meta: &v1.Meta{Name: r.Name, Owner: a.Caller.Name, OwnerUid: a.Caller.UID}, SizeBytes: r.SizeBytes, Host: r.Host,
 		State: v1.VolumeState_VOLUME_STATE_PENDING, CheckpointKey: key.Secret, CheckpointRecipient: key.Recipient, Checkpoints: r.Snapshots})
 	a.audited(&change, "volume", r.Name, "created: %s", humanize.IBytes(r.SizeBytes))
 	return change, nil
+}
+
+// volumeQuota checks that the caller's volumes and one more of this size are within the quota.
+func (a *Admission) volumeQuota(more uint64) error {
+	limit, used := a.Users[a.Caller.Name].GetQuota().GetVolumeBytes(), uint64(0)
+	for _, v := range a.Volumes {
+		if v.Meta.Owner == a.Caller.Name {
+			used += v.SizeBytes
+		}
+	}
+	if limit == 0 || used+more <= limit {
+		return nil
+	}
+	return refuse(Exhausted, "the quota of user %s is %s of volumes, with %s in use and %s more asked for; ask for less, delete a volume, or have an administrator "+
+		"raise it (`watari quota set %[1]s --volumes ...`)", a.Caller.Name, humanize.IBytes(limit), humanize.IBytes(used), humanize.IBytes(more))
 }
 
 // DeleteVolume deletes a volume that no cluster uses; its host removes the disk.

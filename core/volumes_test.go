@@ -189,6 +189,10 @@ func TestWhatIsRefusedOfVolumes(t *testing.T) {
 		"another size of the same name": {func(_ *household, a *Admission) (Change, error) {
 			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 2 << 30}, CheckpointKey{"secret", "public"})
 		}, "it has 1.0 GiB, not 2.0 GiB"},
+		"more than the quota": {func(_ *household, a *Admission) (Change, error) {
+			a.Users["ann"] = &v1.User{Meta: &v1.Meta{Name: "ann"}, Quota: &v1.Quota{VolumeBytes: 2 << 30}}
+			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "x", SizeBytes: 1<<30 + 1<<20}, CheckpointKey{"secret", "public"})
+		}, "2.0 GiB of volumes, with 1.0 GiB in use"},
 		"somebody else's name": {func(_ *household, a *Admission) (Change, error) {
 			a.Caller = Caller{Name: "bob"}
 			return a.CreateVolume(&v1.CreateVolumeRequest{Name: "data", SizeBytes: 1 << 30}, CheckpointKey{"secret", "public"})

@@ -44,6 +44,9 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	if seen := must(t, "guest", "exec", "-u", "watari", "archive-1", "--", "sh", "-c", "cd; wc -l <lines; sha256sum -c sums"); !strings.HasPrefix(seen, "25\n") || strings.Count(seen, ": OK") != 4 {
 		t.Errorf("the other guest sees\n%s\n%s", seen, out)
 	}
+	if sums := must(t, "volume", "cp", "data:sums", "-"); strings.Count(sums, "block") != 4 {
+		t.Errorf("the copied file has %s", sums)
+	}
 	must(t, "volume", "snapshot", "data")
 	must(t, "guest", "exec", "-u", "watari", "archive-1", "--", "sh", "-c", "cd; echo later >>lines; rm block0; sync")
 	must(t, "volume", "snapshot", "data")

@@ -4958,6 +4958,7 @@ type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vcpus         uint32                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
 	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	VolumeBytes   uint64                 `protobuf:"varint,3,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"` // of the sizes of all volumes; snapshots do not count
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5002,6 +5003,13 @@ func (x *Quota) GetVcpus() uint32 {
 func (x *Quota) GetMemoryBytes() uint64 {
 	if x != nil {
 		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Quota) GetVolumeBytes() uint64 {
+	if x != nil {
+		return x.VolumeBytes
 	}
 	return 0
 }
@@ -6332,10 +6340,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\brestores\x18\x0f \x01(\rR\brestores\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"@\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"c\n" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"x\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
+	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"x\n" +
 	"\x04User\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +

@@ -102,19 +102,22 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 }
 
 func sameQuota(a, b *v1.Quota) bool {
-	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes()
+	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes() && a.GetVolumeBytes() == b.GetVolumeBytes()
 }
 
 // quotaText is a quota for people.
 func quotaText(q *v1.Quota) string {
-	vcpus, memory := "any number of vCPUs", "any amount"
+	vcpus, memory, volumes := "any number of vCPUs", "any amount", ""
 	if q.GetVcpus() > 0 {
 		vcpus = english.Plural(int(q.GetVcpus()), "vCPU", "")
 	}
 	if q.GetMemoryBytes() > 0 {
 		memory = humanize.IBytes(q.GetMemoryBytes())
 	}
-	return vcpus + ", " + memory + " of memory"
+	if q.GetVolumeBytes() > 0 {
+		volumes = ", volumes of " + humanize.IBytes(q.GetVolumeBytes())
+	}
+	return vcpus + ", " + memory + " of memory" + volumes
 }
 
 func deleteTokens(snap *store.Snapshot, user string) (ops []store.Op) {
@@ -138,7 +141,7 @@ func (s *Server) ListUsers(ctx context.Context, _ *connect.Request[v1.ListUsersR
 	return connect.NewResponse(resp), nil
 }
 
-// RemoveUser removes a user who has no clusters; their certificates are not honoured from then on.
+// RemoveUser removes a user who has no clusters and no volumes; their certificates are not honoured from then on.
 func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
 	name := r.Msg.Name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -149,14 +152,10 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 		case name == Admin || name == callerOf(ctx).name:
 			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be removed by you: somebody has to be left who can let others in", name)
 		}
-		var clusters []string
-		for cluster, c := range snap.Clusters {
-			if c.Meta.Owner == name {
-				clusters = append(clusters, cluster)
+		for things, names := range map[string][]string{"clusters": ownedBy(name, snap.Clusters), "volumes": ownedBy(name, snap.Volumes)} {
+			if len(names) > 0 {
+				return nil, fail(connect.CodeFailedPrecondition, "user %s has %s: %s; delete them first", name, things, strings.Join(names, " "))
 			}
-		}
-		if slices.Sort(clusters); len(clusters) > 0 {
-			return nil, fail(connect.CodeFailedPrecondition, "user %s has clusters: %s; delete them first", name, strings.Join(clusters, " "))
 		}
 		ops := []store.Op{store.Delete(proto.CloneOf(u)), audit(ctx, "user", name, "removed")}
 		return append(ops, deleteTokens(snap, name)...), nil
@@ -165,6 +164,16 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 		return nil, err
 	}
 	return connect.NewResponse(&v1.RemoveUserResponse{}), nil
+}
+
+// ownedBy returns the names of a user's objects, sorted.
+func ownedBy[T interface{ GetMeta() *v1.Meta }](user string, all map[string]T) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if all[name].GetMeta().GetOwner() == user {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // SetQuota changes what a user's clusters may hold together. Clusters that exist are left alone.

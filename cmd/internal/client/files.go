@@ -22,6 +22,7 @@ var errStreamEnded = errors.New("the manager ended the stream")
 type Place struct {
 	Guest, Run string // exactly one is set
 	Path       string
+	User       string // owner of what is put; empty: root, or the run's user
 }
 
 func (p Place) String() string { return p.Guest + p.Run + ":" + p.Path }
@@ -62,7 +63,7 @@ func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, 
 		message := &v1.ControlPutFileRequest{File: &v1.PutFileRequest{Data: buffer[:n], Last: last}}
 		if first {
 			message.Guest, message.Run = to.Guest, to.Run
-			message.File.Path, message.File.Mode = to.Path, uint32(info.Mode().Perm())
+			message.File.Path, message.File.Mode, message.File.User = to.Path, uint32(info.Mode().Perm()), to.User
 		}
 		if err := stream.Send(message); err != nil {
 			break // the response has the reason

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/progress"
@@ -31,8 +32,64 @@ func newCopy(env *cli.Env) *cobra.Command {
 			}
 			return guests, cobra.ShellCompDirectiveNoSpace
 		},
-		RunE: env.Run(func(ctx context.Context, args []string) error { return copyFile(ctx, env, args[0], args[1]) }),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			return copyFile(ctx, env, c, args[0], args[1], "guest", place)
+		}),
 	}
+}
+
+// NewVolumeCopy returns `watari volume cp`.
+func NewVolumeCopy(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:     "cp SOURCE DESTINATION",
+		Aliases: []string{"copy"},
+		Short:   "Copy a file to or from a volume that a cluster uses",
+		Long: "Copy a file to or from a volume, through the guest of the cluster that uses it. VOLUME:PATH names a file on a volume. With \"-\" as the " +
+			"destination, the file goes to standard output. A destination that ends with / is a directory.",
+		Example: "  watari volume cp in.melt data:inputs/in.melt\n  watari volume cp data:results/log.lammps ./",
+		Args:    cli.Args("SOURCE", "DESTINATION"), ValidArgsFunction: env.Complete(cli.Volumes, cli.Volumes),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			return copyFile(ctx, env, c, args[0], args[1], "volume", func(word string) (client.Place, bool, error) { return onVolume(ctx, c, word) })
+		}),
+	}
+}
+
+// onVolume parses VOLUME:PATH, and finds the guest that has the volume.
+func onVolume(ctx context.Context, c *client.Client, word string) (client.Place, bool, error) {
+	volume, file, remote := strings.Cut(word, ":")
+	if !remote || strings.Contains(volume, "/") {
+		return client.Place{}, false, nil
+	}
+	v, err := cli.Find("volume", volume, func() ([]*v1.Volume, error) {
+		return client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{Name: volume}, (*v1.ListVolumesResponse).GetVolumes)
+	})
+	if err != nil {
+		return client.Place{}, true, err
+	}
+	if v.GetCluster() == "" {
+		return client.Place{}, true, fmt.Errorf("no cluster uses volume %s, and a guest is needed to read it: watari cluster create NAME --guests 1 --image IMAGE --volume %s --wait", volume, volume)
+	}
+	guests, err := client.List(ctx, c.ListGuests, &v1.ListGuestsRequest{Cluster: v.GetCluster()}, (*v1.ListGuestsResponse).GetGuests)
+	if err != nil {
+		return client.Place{}, true, err
+	}
+	for _, g := range guests {
+		if g.GetIndex() == 0 {
+			return client.Place{Guest: g.GetMeta().GetName(), Path: path.Join(home, path.Join("/", file)) + slash(file), User: homeUser}, true, nil
+		}
+	}
+	return client.Place{}, true, fmt.Errorf("cluster %s, which uses volume %s, has no first guest", v.GetCluster(), volume)
+}
+
+// home is where guests have the volume, and homeUser whose files it has.
+const home, homeUser = "/home/watari", "watari"
+
+// slash returns the slash with which the name of a directory ends.
+func slash(file string) string {
+	if file == "" || strings.HasSuffix(file, "/") {
+		return "/"
+	}
+	return ""
 }
 
 // place parses GUEST:PATH. A word without a colon, or with a slash before the colon, is a local file.
@@ -50,7 +107,8 @@ func place(word string) (client.Place, bool, error) {
 	return client.Place{Guest: guest, Path: file}, true, nil
 }
 
-func copyFile(ctx context.Context, env *cli.Env, source, destination string) error {
+// copyFile copies a file. where is the kind of thing that is not on this machine, of which place parses words.
+func copyFile(ctx context.Context, env *cli.Env, c *client.Client, source, destination, where string, place func(word string) (client.Place, bool, error)) error {
 	from, out, err := place(source)
 	if err != nil {
 		return err
@@ -60,11 +118,7 @@ func copyFile(ctx context.Context, env *cli.Env, source, destination string) err
 		return err
 	}
 	if in == out {
-		return cli.Usagef("one of the two must be in a guest, as GUEST:PATH, and the other on this machine")
-	}
-	c, err := env.Client()
-	if err != nil {
-		return err
+		return cli.Usagef("one of the two must be on a %s, as %s:PATH, and the other on this machine", where, strings.ToUpper(where))
 	}
 	lines := progress.New(env.Err)
 	defer lines.Clear()

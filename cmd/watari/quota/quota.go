@@ -19,14 +19,14 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "quota",
 		Short:   "Quotas, the limits of users' clusters: set",
-		Long:    "A quota limits the virtual CPUs and the memory of all of a user's clusters together. `watari user list` shows the quotas.",
+		Long:    "A quota limits the virtual CPUs and the memory of all of a user's clusters together, and the sizes of the volumes. `watari user list` shows the quotas.",
 		Example: "  watari quota set aiko --vcpus 16 --memory 32G",
 	}, newSet(env))
 }
 
 func newSet(env *cli.Env) *cobra.Command {
 	var vcpus uint32
-	var memory string
+	var memory, volumes string
 	command := &cobra.Command{
 		Use:   "set USER",
 		Short: "Set a user's quota",
@@ -41,15 +41,16 @@ func newSet(env *cli.Env) *cobra.Command {
 			return err
 		}
 		given := command.Flags()
-		if !given.Changed("vcpus") && !given.Changed("memory") {
-			return cli.Usagef("name a limit to set: --vcpus, --memory")
+		if !given.Changed("vcpus") && !given.Changed("memory") && !given.Changed("volumes") {
+			return cli.Usagef("name a limit to set: --vcpus, --memory, --volumes")
 		}
-		bytes := uint64(0)
-		if given.Changed("memory") && memory != "0" {
-			var err error
-			if bytes, err = output.ParseSize(memory); err != nil {
-				return cli.Usagef("--memory: %v", err)
-			}
+		memoryBytes, err := limit("memory", memory)
+		if err != nil {
+			return err
+		}
+		volumeBytes, err := limit("volumes", volumes)
+		if err != nil {
+			return err
 		}
 		c, err := env.Client()
 		if err != nil {
@@ -69,17 +70,32 @@ func newSet(env *cli.Env) *cobra.Command {
 			quota.Vcpus = vcpus
 		}
 		if given.Changed("memory") {
-			quota.MemoryBytes = bytes
+			quota.MemoryBytes = memoryBytes
+		}
+		if given.Changed("volumes") {
+			quota.VolumeBytes = volumeBytes
 		}
 		response, err := c.SetQuota(ctx, connect.NewRequest(&v1.SetQuotaRequest{Name: args[0], Quota: quota}))
 		if err != nil {
 			return fmt.Errorf("set the quota of %s: %w", args[0], err)
 		}
 		return env.Show(response.Msg.User, func(io.Writer) {
-			env.Notef("quota of %s: %d vCPUs, %s of memory (0: no limit)", args[0], quota.Vcpus, output.Size(quota.MemoryBytes))
+			env.Notef("quota of %s: %d vCPUs, %s of memory, volumes of %s (0: no limit)", args[0], quota.Vcpus, output.Size(quota.MemoryBytes), output.Size(quota.VolumeBytes))
 		})
 	})
 	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "maximum of virtual CPUs; 0: no limit")
 	command.Flags().StringVar(&memory, "memory", "", "maximum memory, as in 32G; 0: no limit")
+	command.Flags().StringVar(&volumes, "volumes", "", "maximum size of all volumes, as in 500G; 0: no limit")
 	return command
+}
+
+// limit parses a limit in bytes; empty or 0 is none.
+func limit(flag, text string) (bytes uint64, err error) {
+	if text == "" || text == "0" {
+		return 0, nil
+	}
+	if bytes, err = output.ParseSize(text); err != nil {
+		return 0, cli.Usagef("--%s: %v", flag, err)
+	}
+	return bytes, nil
 }

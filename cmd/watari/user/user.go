@@ -36,10 +36,10 @@ func newList(env *cli.Env) *cobra.Command {
 }
 
 func table(w io.Writer, env *cli.Env, users []*v1.User) {
-	t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
+	t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "VOLUMES", "AGE")
 	for _, u := range users {
 		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
-			limitSize(u.GetQuota().GetMemoryBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
+			limitSize(u.GetQuota().GetMemoryBytes()), limitSize(u.GetQuota().GetVolumeBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
 	}
 	t.Write(w)
 }

@@ -19,6 +19,7 @@ import (
 	"watari/cmd/internal/output"
 	"watari/cmd/internal/progress"
 	"watari/cmd/watari/checkpoint"
+	"watari/cmd/watari/guest"
 )
 
 // New returns `watari volume`.
@@ -26,12 +27,12 @@ func New(env *cli.Env) *cobra.Command {
 	command := cli.Noun(&cobra.Command{
 		Use:     "volume",
 		Aliases: []string{"volumes"},
-		Short:   "Volumes, on which files outlive clusters: create, list, show, snapshot, restore, delete",
+		Short:   "Volumes, on which files outlive clusters: create, list, show, snapshot, restore, cp, delete",
 		Long: "A volume keeps a cluster's home on a host's disk. Without one, the home is in the memory of the cluster's first guest, and ends with it. " +
 			"All guests of the cluster see the same files, wherever they run. One cluster at a time uses a volume (`watari cluster create --volume`); " +
 			"the next one finds the files again.",
 	})
-	command.AddCommand(newCreate(env), newList(env), newShow(env), checkpoint.NewSnapshot(env), checkpoint.NewRestoreVolume(env), newDelete(env))
+	command.AddCommand(newCreate(env), newList(env), newShow(env), checkpoint.NewSnapshot(env), checkpoint.NewRestoreVolume(env), guest.NewVolumeCopy(env), newDelete(env))
 	return command
 }
 
