@@ -71,7 +71,7 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
-# The unit tests run the first 300 seeds, too. A mutant is a fault that is put into the product; the simulator has to find it.
+# The unit tests run the first 200 seeds, too. A mutant is a fault that is put into the product; the simulator has to find it.
 SEEDS ?= 1000
 sim: setup ## run the simulator over SEEDS seeds, and look whether it finds each mutant; the report is build/reports/sim.json
 	@$(GO) run ./sim/explore -seeds $(SEEDS) -report build/reports/sim.json

@@ -81,11 +81,14 @@ type checkpointKeeper struct {
 	copies   map[fileKey]*volumeCopy // the same, of volumes
 	files    map[fileKey]savedFile
 	fetching map[fileKey]context.CancelFunc
+	verified map[fileKey]*verified
+
+	verifies sync.Mutex // held while a file is verified
 }
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, verified: map[fileKey]*verified{}}
 	k.load()
 	return k
 }
@@ -188,6 +191,9 @@ const fetchAgain = 2 * time.Second
 func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	wanted := savedFile{Epoch: w.Epoch, File: fileOf(w.File)}
 	have, whole := k.files[key]
+	if whole && have.File == wanted.File && (w.Verify != "" || w.Trial != nil) {
+		k.verify(key, w)
+	}
 	if whole && have.File == wanted.File || k.fetching[key] != nil || wanted.File.Digest == "" {
 		return
 	}
@@ -298,6 +304,7 @@ func (k *checkpointKeeper) discard(key fileKey) {
 func (k *checkpointKeeper) remove(key fileKey) {
 	digest := k.files[key].File.Digest
 	delete(k.files, key)
+	delete(k.verified, key)
 	checkpoint.RemoveIndex(k.path(key))
 	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -321,8 +328,12 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 		list = append(list, c.report())
 	}
 	for key, f := range k.files {
-		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: f.Epoch,
-			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: f.proto(), StoodMs: f.StoodMS})
+		o := &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: f.Epoch,
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: f.proto(), StoodMs: f.StoodMS}
+		if v := k.verified[key]; v != nil {
+			o.Verified, o.Tried, o.TriedError = v.read, v.tried, v.triedError
+		}
+		list = append(list, o)
 	}
 	slices.SortFunc(list, func(a, b *v1.CheckpointObserved) int {
 		return cmp.Or(strings.Compare(a.CheckpointId, b.CheckpointId), strings.Compare(a.GuestUid, b.GuestUid))

@@ -39,9 +39,10 @@ type templates struct {
 	dir   string
 	log   *slog.Logger
 
-	mu     sync.Mutex
-	making map[string]*making
-	failed map[string]failedMaking
+	mu          sync.Mutex
+	making      map[string]*making
+	temporaries map[string]bool // under way, by key
+	failed      map[string]failedMaking
 	// unusable are templates that were fetched and could not be restored. This host makes them itself.
 	unusable  map[string]bool
 	packing   map[string]bool              // made, and being packed for other hosts
@@ -70,7 +71,7 @@ type failedMaking struct {
 
 func newTemplates(a *Agent) *templates {
 	return &templates{agent: a, dir: filepath.Join(a.config.StateDir, "templates"), log: a.log,
-		making: map[string]*making{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, reordered: make(chan struct{})}
+		making: map[string]*making{}, temporaries: map[string]bool{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, reordered: make(chan struct{})}
 }
 
 // ensure returns the path of the template for guests like spec.
@@ -140,40 +141,27 @@ func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *m
 	ctx, cancel := context.WithTimeout(ctx, templateTimeout)
 	defer cancel()
 	begun, a := time.Now(), t.agent
-	if err := os.MkdirAll(t.dir, 0o755); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
-	uid := templateUID(key)
-	spec.UID, spec.Name = uid, domain.TemplatePrefix+uid[:8]
-	spec.Channel = a.channelSocket(uid)
 	spec.Console = filepath.Join(t.dir, key+".console.log")
-	if err := os.MkdirAll(a.guestRunDir(uid), 0o755); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
-	// By this mark the next agent finds a template that a crash left unfinished.
-	mark := filepath.Join(t.dir, uid+".making")
-	if err := writeFile(mark, []byte(key+"\n")); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
-	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
-	a.hypervisor.Destroy(ctx, uid)
-	m.say("making a template: plugging it in")
-	tap, err := a.network.PlugGuest(ctx, machine.Tap{UID: uid, Cluster: "template", Address: templateAddress,
-		Prefix: templatePrefix4, MAC: templateMAC}, 0)
+	err := t.temporary(ctx, key, func(uid string) (err error) {
+		spec.UID, spec.Name, spec.Channel = uid, domain.TemplatePrefix+uid[:8], a.channelSocket(uid)
+		m.say("making a template: plugging it in")
+		spec.Tap, err = a.network.PlugGuest(ctx, machine.Tap{UID: uid, Cluster: "template", Address: templateAddress,
+			Prefix: templatePrefix4, MAC: templateMAC}, 0)
+		if err != nil {
+			return fmt.Errorf("plug its tap: %w", err)
+		}
+		spec.KernelArgs = strings.TrimSpace(spec.KernelArgs + " watari.template=1")
+		m.say("making a template: booting it")
+		if err := a.hypervisor.Boot(ctx, spec); err != nil {
+			return err
+		}
+		if err := t.awaitAgent(ctx, uid, spec.Channel); err != nil {
+			return err
+		}
+		m.say("making a template: saving it")
+		return a.hypervisor.SaveTemplate(ctx, uid, t.path(key))
+	})
 	if err != nil {
-		return fmt.Errorf("make a template: plug its tap: %w", err)
-	}
-	spec.Tap = tap
-	spec.KernelArgs = strings.TrimSpace(spec.KernelArgs + " watari.template=1")
-	m.say("making a template: booting it")
-	if err := a.hypervisor.Boot(ctx, spec); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
-	if err := t.awaitAgent(ctx, uid, spec.Channel); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
-	m.say("making a template: saving it")
-	if err := a.hypervisor.SaveTemplate(ctx, uid, t.path(key)); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
 	took := time.Since(begun)
@@ -182,6 +170,31 @@ func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *m
 	}
 	t.log.Info("template made", "key", key, "seconds", took.Seconds())
 	return nil
+}
+
+// temporary runs use, which may make a domain that is no guest: it has the uid that use is given, and a name with domain.TemplatePrefix.
+// Everything of it is removed afterwards, or by the next agent. key names it; no two with one key are under way.
+func (t *templates) temporary(ctx context.Context, key string, use func(uid string) error) error {
+	t.mu.Lock()
+	t.temporaries[key] = true
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		delete(t.temporaries, key)
+		t.mu.Unlock()
+	}()
+	uid := templateUID(key)
+	if err := errors.Join(os.MkdirAll(t.dir, 0o755), os.MkdirAll(t.agent.guestRunDir(uid), 0o755)); err != nil {
+		return err
+	}
+	// By this mark the next agent finds what a crash has left.
+	mark := filepath.Join(t.dir, uid+".making")
+	if err := writeFile(mark, []byte(key+"\n")); err != nil {
+		return err
+	}
+	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
+	_ = t.agent.hypervisor.Destroy(ctx, uid)
+	return use(uid)
 }
 
 // The template's own end of the network: addresses for documentation (RFC 5737), to which nothing is routed.
@@ -238,7 +251,7 @@ func (t *templates) clean(ctx context.Context) {
 		if unfinished {
 			key, _ := os.ReadFile(filepath.Join(t.dir, name))
 			t.mu.Lock()
-			busy := t.making[strings.TrimSpace(string(key))] != nil
+			busy := t.temporaries[strings.TrimSpace(string(key))]
 			t.mu.Unlock()
 			if !busy {
 				t.cleanOne(ctx, uid, filepath.Join(t.dir, name))

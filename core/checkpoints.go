@@ -44,6 +44,7 @@ type origin interface {
 	GetCheckpointRecipient() string
 	GetCheckpoints() *v1.CheckpointPlan
 	GetRestore() *v1.Restore
+	GetVerified() *timestamppb.Timestamp
 }
 
 // isSnapshot reports whether a checkpoint is of a volume alone.
@@ -344,6 +345,11 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 	if lost != "" {
 		now.State, now.Message = v1.CheckpointState_CHECKPOINT_STATE_DAMAGED, "no host has the file of "+lost+" any more"
 		change.event(v1.Severity_SEVERITY_ERROR, "checkpoint", c.Meta.Name, "cannot be restored: %s", now.Message)
+		if verifying(now) {
+			now.Verification.State, now.Verification.Message, now.Verification.Ended = v1.VerificationState_VERIFICATION_STATE_FAILED, now.Message, timestamppb.New(p.Now)
+		}
+	} else {
+		p.verify(&change, now)
 	}
 	if proto.Equal(now, c) {
 		return
@@ -379,7 +385,7 @@ func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string
 // superseded reports whether a checkpoint may be deleted because there are enough newer ones.
 func (p *pass) superseded(c *v1.Checkpoint) bool {
 	of := originOf(p.Objects, c)
-	if p.needed(c) || c.Pinned || of.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(of) {
+	if p.needed(c) || c.Pinned || verifying(c) || of.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(of) {
 		return false
 	}
 	done := c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE
@@ -557,6 +563,7 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 			return nil
 		}
 		w.File = fileOnly(m.File)
+		w.Verify, w.Trial = p.verifiesFor(c, m), p.trialOrder(c, m, host)
 		return w
 	}
 	return nil

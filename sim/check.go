@@ -351,6 +351,9 @@ func (s *Sim) unsettled() string {
 		if checkpoint.HoldsMoves(c.State) { // one that waits may wait for a guest that has no room
 			return fmt.Sprintf("checkpoint %s is %s: %s", name, core.StateName(c.State.String()), c.Message)
 		}
+		if v := c.Verification; c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && v != nil && v.Ended == nil && !s.restored && s.restoring(c) == "" {
+			return fmt.Sprintf("checkpoint %s is being verified: %s", name, v.Message)
+		}
 	}
 	if why := s.disproportionate(); why != "" {
 		return why
@@ -371,6 +374,15 @@ func (s *Sim) unsettled() string {
 				return fmt.Sprintf("host %s has a copy of guest %s, epoch %d, %s, which is not granted to it", name, c.name, c.epoch, c.state)
 			}
 		}
+	}
+	return ""
+}
+
+// restoring names the cluster of a checkpoint if it is being restored: then verifications wait. Empty: it is not.
+func (s *Sim) restoring(c *v1.Checkpoint) string {
+	cluster := s.store.objects.Clusters[c.Cluster]
+	if r := cluster.GetRestore(); r != nil && r.Ended == nil {
+		return c.Cluster
 	}
 	return ""
 }

@@ -18,6 +18,9 @@ import (
 // fileOf identifies a guest's file of a checkpoint.
 type fileOf struct{ checkpoint, guest string }
 
+// verifiedFile is for which verifications a file was read, and its guest was restored on trial.
+type verifiedFile struct{ read, tried string }
+
 // taking is a host's part in a checkpoint that is being made.
 type taking struct {
 	id      string
@@ -78,12 +81,14 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 			if h.files[key] == 0 {
 				h.fetchFile(key, max(w.Epoch, 1))
 			}
+			h.verify(key, w)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
 			if t != nil {
 				h.endTaking(t, "it is discarded")
 				delete(h.takings, id)
 			}
 			delete(h.files, key)
+			delete(h.verified, key)
 		}
 	}
 }
@@ -256,6 +261,25 @@ func (h *host) fetchFile(key fileOf, epoch uint64) {
 	})
 }
 
+// verify reads a file again, and restores its guest on trial.
+func (h *host) verify(key fileOf, w *v1.CheckpointWanted) {
+	seen := h.verified[key]
+	if w.Verify == seen.read && w.Trial.GetVerification() == seen.tried {
+		return
+	}
+	life := h.life
+	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
+		if h.life != life || h.agent == nil || h.files[key] == 0 {
+			return
+		}
+		if w.Trial != nil {
+			h.hasAll(w.Trial.Restore, key.guest)
+		}
+		h.verified[key] = verifiedFile{w.Verify, w.Trial.GetVerification()}
+		h.report()
+	})
+}
+
 // reportCheckpoints is the checkpoints' part of a report.
 func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
@@ -269,7 +293,7 @@ func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	})
 	for _, key := range keys {
 		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: h.files[key],
-			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: h.sim.fileNamed(key)})
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: h.sim.fileNamed(key), Verified: h.verified[key].read, Tried: h.verified[key].tried})
 	}
 	return list
 }
@@ -346,8 +370,14 @@ func (s *Sim) createCheckpoint(pick int) {
 
 // restoreCheckpoint asks for a cluster to go back to its latest checkpoint. What its guests have done since is given up.
 func (s *Sim) restoreCheckpoint(pick int) {
-	if pick%4 == 0 {
+	switch pick % 4 {
+	case 0:
 		s.restoreVolume(pick / 4)
+		return
+	case 1:
+		if c := pickOf(s.store.objects.Checkpoints, pick/4); c != nil {
+			s.admit(func(a *core.Admission) (core.Change, error) { return a.VerifyCheckpoint(c.Meta.Name) })
+		}
 		return
 	}
 	c := pickOf(s.store.objects.Clusters, pick)

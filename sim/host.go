@@ -44,12 +44,13 @@ type host struct {
 	setAside   int  // vital writes that a full disk takes all the same
 
 	// The hypervisor.
-	copies  map[string]*copyOf
-	files   map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
-	indexed map[string]string // the checkpoint whose file of a guest the next one may build on, by guest uid
-	disks   map[string]*disk  // volumes, by uid
-	libvirt libvirtState
-	waiting []func() // calls that hang until libvirt goes on
+	copies   map[string]*copyOf
+	files    map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
+	indexed  map[string]string // the checkpoint whose file of a guest the next one may build on, by guest uid
+	verified map[fileOf]verifiedFile
+	disks    map[string]*disk // volumes, by uid
+	libvirt  libvirtState
+	waiting  []func() // calls that hang until libvirt goes on
 
 	// The agent. life grows with each one.
 	agent    *machine.Machine
@@ -104,7 +105,7 @@ type copyOf struct {
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, indexed: map[string]string{}}
+		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}}
 }
 
 // now is the host's time of day. It tells the agent the time since the boot, too, because each call of it needs both.

@@ -10,7 +10,7 @@ import (
 func seeds(t *testing.T) int {
 	n, err := strconv.Atoi(os.Getenv("WATARI_SIM_SEEDS"))
 	if err != nil {
-		n = 300
+		n = 200
 	}
 	return n
 }

@@ -29,7 +29,7 @@ var (
 
 const (
 	defaultSeed    = 15
-	defaultMinutes = 1.0
+	defaultMinutes = 0.5
 )
 
 // useThreeSites gives a chaos of its own a larger lab.

@@ -4,6 +4,7 @@ package test
 
 import (
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -13,13 +14,14 @@ import (
 
 // savedCluster is what the test reads of a checkpoint.
 type savedCluster struct {
-	Meta    struct{ Name string }
-	State   string
-	Message string
-	StoodMs uint32
-	Members []struct {
-		Guest string
-		File  struct {
+	Meta         struct{ Name, UID string }
+	State        string
+	Message      string
+	StoodMs      uint32
+	Verification struct{ State, Guest, Host string }
+	Members      []struct {
+		Guest, GuestUID string
+		File            struct {
 			Hosts []string
 			Base  string
 			Blob  struct {
@@ -68,17 +70,20 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 			t.Errorf("the second file of %s builds on %q, not on %q", m.Guest, m.File.Base, first.Blob.Digest)
 		}
 	}
-	until(t, time.Minute, "each file is on two hosts", func() (bool, string) {
-		now := decoded[savedCluster](t, "checkpoint", "show", made.Meta.Name)
-		for _, m := range now.Members {
-			if len(m.File.Hosts) < 2 {
-				return false, m.Guest
-			}
-		}
-		return true, ""
-	})
+	made = copied(t, made.Meta.Name)
+	// A file that somebody has altered is found, and is copied anew from the other host. A guest is restored on trial beside the one that runs.
+	alter(t, made, 0, made.Members[0].File.Hosts[:1])
+	must(t, "checkpoint", "verify", made.Meta.Name)
+	made = copied(t, made.Meta.Name)
+	if v := made.Verification; !strings.HasSuffix(v.State, "_DONE") || !strings.HasPrefix(v.Guest, "saved-") {
+		t.Errorf("the verification is %+v", v)
+	}
 	must(t, "checkpoint", "restore", made.Meta.Name)
 	settled(t, "saved", 2)
+
+	// The next one is altered wherever it is. So when a host is lost, the one before is used.
+	altered := copied(t, checkpointed(t, "saved").Meta.Name)
+	alter(t, altered, 1, altered.Members[1].File.Hosts)
 
 	lost := guestNamed(t, "saved-1")
 	signal(lost.Host, "watari-agent --manager", syscall.SIGSTOP)
@@ -86,7 +91,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	stopped := time.Now()
 	until(t, 20*time.Second, "the lost guest's process ends", func() (bool, string) { return copies(lost.Meta.UID) == 0, "" })
 	ended := time.Since(stopped)
-	until(t, time.Minute, "the lost guest is restored elsewhere", func() (bool, string) {
+	until(t, 2*time.Minute, "the lost guest is restored elsewhere", func() (bool, string) {
 		now := guestNamed(t, "saved-1")
 		return now.Host != "" && now.Host != lost.Host && copies(lost.Meta.UID) == 1, now.Message
 	})
@@ -100,7 +105,33 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		t.Errorf("the answers differ:\n%s\n---\n%s", a, b)
 	}
 	settled(t, "saved", 2)
+	if now := decoded[savedCluster](t, "checkpoint", "show", altered.Meta.Name); !strings.HasSuffix(now.State, "_DAMAGED") {
+		t.Errorf("the altered checkpoint is %s: %s", now.State, now.Message)
+	}
 	must(t, "checkpoint", "delete", made.Meta.Name)
+}
+
+// copied waits until each file of a checkpoint is on two hosts.
+func copied(t *testing.T, name string) (now savedCluster) {
+	t.Helper()
+	until(t, time.Minute, "each file is on two hosts", func() (bool, string) {
+		now = decoded[savedCluster](t, "checkpoint", "show", name)
+		for _, m := range now.Members {
+			if len(m.File.Hosts) < 2 {
+				return false, m.Guest
+			}
+		}
+		return true, ""
+	})
+	return now
+}
+
+// alter changes bytes in the middle of a guest's file of a checkpoint, on some hosts.
+func alter(t *testing.T, c savedCluster, guest int, hosts []string) {
+	t.Helper()
+	for _, host := range hosts {
+		inHost(t, host, fmt.Sprintf("printf altered | dd of=%s/checkpoints/%s/%s bs=1 seek=5000 conv=notrunc 2>/dev/null", agentState, c.Meta.UID, c.Members[guest].GuestUID))
+	}
 }
 
 // checkpointed makes a checkpoint of a cluster. Guests stand for 3 s at most, so a checkpoint fails on a machine that is too busy for

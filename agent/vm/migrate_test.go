@@ -82,7 +82,7 @@ func TestMigrateLeavesThePausedGuestAtTheTargetAlone(t *testing.T) {
 func TestMigrateLosesNoWrite(t *testing.T) {
 	p := newPair(t, "writes", "test.check=16")
 	p.options.BandwidthBytes = 32 << 20
-	for move := range 4 {
+	for move := range 2 {
 		if err := p.source.driver.Migrate(context.Background(), p.spec.UID, p.options); err != nil {
 			t.Fatal(err)
 		}

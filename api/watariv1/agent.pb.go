@@ -1130,6 +1130,8 @@ type CheckpointWanted struct {
 	File          *CheckpointFile        `protobuf:"bytes,8,opt,name=file,proto3" json:"file,omitempty"`           // KEEP: a host that lacks it fetches it as HostWanted.blobs says
 	Base          string                 `protobuf:"bytes,10,opt,name=base,proto3" json:"base,omitempty"`          // PREPARE: the checkpoint on whose file this one may build; empty: on none
 	Volume        bool                   `protobuf:"varint,9,opt,name=volume,proto3" json:"volume,omitempty"`      // guest and guest_uid are a volume's name and uid; TAKE: begin a copy of its disk, write the file
+	Verify        string                 `protobuf:"bytes,11,opt,name=verify,proto3" json:"verify,omitempty"`      // KEEP: the verification for which the file is to be read again; a file that is not whole is removed
+	Trial         *TrialOrder            `protobuf:"bytes,12,opt,name=trial,proto3" json:"trial,omitempty"`        // KEEP
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1234,6 +1236,97 @@ func (x *CheckpointWanted) GetVolume() bool {
 	return false
 }
 
+func (x *CheckpointWanted) GetVerify() string {
+	if x != nil {
+		return x.Verify
+	}
+	return ""
+}
+
+func (x *CheckpointWanted) GetTrial() *TrialOrder {
+	if x != nil {
+		return x.Trial
+	}
+	return nil
+}
+
+// TrialOrder has a host restore a guest from a checkpoint, paused, under another identity and in a network of its own, and end it again.
+type TrialOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Verification  string                 `protobuf:"bytes,1,opt,name=verification,proto3" json:"verification,omitempty"`
+	Shape         *GuestShape            `protobuf:"bytes,2,opt,name=shape,proto3" json:"shape,omitempty"`
+	Image         *Image                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	Platform      *Platform              `protobuf:"bytes,4,opt,name=platform,proto3" json:"platform,omitempty"`
+	Restore       *RestoreOrder          `protobuf:"bytes,5,opt,name=restore,proto3" json:"restore,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrialOrder) Reset() {
+	*x = TrialOrder{}
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrialOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrialOrder) ProtoMessage() {}
+
+func (x *TrialOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrialOrder.ProtoReflect.Descriptor instead.
+func (*TrialOrder) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TrialOrder) GetVerification() string {
+	if x != nil {
+		return x.Verification
+	}
+	return ""
+}
+
+func (x *TrialOrder) GetShape() *GuestShape {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
+func (x *TrialOrder) GetImage() *Image {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
+func (x *TrialOrder) GetPlatform() *Platform {
+	if x != nil {
+		return x.Platform
+	}
+	return nil
+}
+
+func (x *TrialOrder) GetRestore() *RestoreOrder {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
 // GuestRoute names the host to which a guest's address is routed.
 type GuestRoute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1245,7 +1338,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1350,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1363,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -1307,7 +1400,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1412,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1425,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PeerHost) GetName() string {
@@ -1417,7 +1510,7 @@ type Relayed struct {
 
 func (x *Relayed) Reset() {
 	*x = Relayed{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1522,7 @@ func (x *Relayed) String() string {
 func (*Relayed) ProtoMessage() {}
 
 func (x *Relayed) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1535,7 @@ func (x *Relayed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
 func (*Relayed) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Relayed) GetPort() uint32 {
@@ -1478,7 +1571,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1583,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1596,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Probe) GetHost() string {
@@ -1541,7 +1634,7 @@ type PathObserved struct {
 
 func (x *PathObserved) Reset() {
 	*x = PathObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1646,7 @@ func (x *PathObserved) String() string {
 func (*PathObserved) ProtoMessage() {}
 
 func (x *PathObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1659,7 @@ func (x *PathObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
 func (*PathObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PathObserved) GetHost() string {
@@ -1617,7 +1710,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1722,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1735,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -1689,7 +1782,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1794,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1807,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1778,7 +1871,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1883,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1896,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1841,7 +1934,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1946,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1959,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1917,7 +2010,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2022,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2035,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -2004,7 +2097,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2109,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2122,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -2162,7 +2255,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2267,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2280,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -2285,7 +2378,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2390,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2403,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2457,7 +2550,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +2562,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +2575,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2512,7 +2605,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2617,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2630,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2582,7 +2675,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2687,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2700,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2677,7 +2770,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2782,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2795,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2857,7 +2950,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +2962,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +2975,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -2925,7 +3018,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3030,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3043,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2976,7 +3069,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3081,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3094,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -3020,7 +3113,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3032,7 +3125,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3045,7 +3138,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3125,7 +3218,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05bases\x18\x05 \x03(\v2\x13.watari.v1.BaseFileR\x05bases\"^\n" +
 	"\bBaseFile\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12-\n" +
-	"\x04file\x18\x02 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\"\xc1\x02\n" +
+	"\x04file\x18\x02 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\"\x86\x03\n" +
 	"\x10CheckpointWanted\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -3137,7 +3230,16 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x12\n" +
 	"\x04base\x18\n" +
 	" \x01(\tR\x04base\x12\x16\n" +
-	"\x06volume\x18\t \x01(\bR\x06volume\":\n" +
+	"\x06volume\x18\t \x01(\bR\x06volume\x12\x16\n" +
+	"\x06verify\x18\v \x01(\tR\x06verify\x12+\n" +
+	"\x05trial\x18\f \x01(\v2\x15.watari.v1.TrialOrderR\x05trial\"\xe9\x01\n" +
+	"\n" +
+	"TrialOrder\x12\"\n" +
+	"\fverification\x18\x01 \x01(\tR\fverification\x12+\n" +
+	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12&\n" +
+	"\x05image\x18\x03 \x01(\v2\x10.watari.v1.ImageR\x05image\x12/\n" +
+	"\bplatform\x18\x04 \x01(\v2\x13.watari.v1.PlatformR\bplatform\x121\n" +
+	"\arestore\x18\x05 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -3365,7 +3467,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
@@ -3384,120 +3486,126 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*RestoreOrder)(nil),         // 14: watari.v1.RestoreOrder
 	(*BaseFile)(nil),             // 15: watari.v1.BaseFile
 	(*CheckpointWanted)(nil),     // 16: watari.v1.CheckpointWanted
-	(*GuestRoute)(nil),           // 17: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 18: watari.v1.PeerHost
-	(*Relayed)(nil),              // 19: watari.v1.Relayed
-	(*Probe)(nil),                // 20: watari.v1.Probe
-	(*PathObserved)(nil),         // 21: watari.v1.PathObserved
-	(*ClusterNetwork)(nil),       // 22: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 23: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 24: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 25: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 26: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 27: watari.v1.HostWanted
-	(*Dropped)(nil),              // 28: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 29: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 30: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 31: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 32: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 33: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 34: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 35: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 36: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 37: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 38: watari.v1.GuestShape
-	(*Image)(nil),                // 39: watari.v1.Image
-	(*Identity)(nil),             // 40: watari.v1.Identity
-	(*Platform)(nil),             // 41: watari.v1.Platform
-	(*GuestFacts)(nil),           // 42: watari.v1.GuestFacts
-	(*VolumeFacts)(nil),          // 43: watari.v1.VolumeFacts
-	(*CheckpointFile)(nil),       // 44: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 45: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 46: watari.v1.Peer
-	(*Blob)(nil),                 // 47: watari.v1.Blob
-	(*Stamp)(nil),                // 48: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 49: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 50: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 51: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 52: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 53: watari.v1.CheckpointObserved
-	(*VolumeObserved)(nil),       // 54: watari.v1.VolumeObserved
-	(*KeptConsole)(nil),          // 55: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 56: watari.v1.HostSample
+	(*TrialOrder)(nil),           // 17: watari.v1.TrialOrder
+	(*GuestRoute)(nil),           // 18: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 19: watari.v1.PeerHost
+	(*Relayed)(nil),              // 20: watari.v1.Relayed
+	(*Probe)(nil),                // 21: watari.v1.Probe
+	(*PathObserved)(nil),         // 22: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 23: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 24: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 25: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 26: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 27: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 28: watari.v1.HostWanted
+	(*Dropped)(nil),              // 29: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 30: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 31: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 32: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 33: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 34: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 35: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 36: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 37: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 38: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 39: watari.v1.GuestShape
+	(*Image)(nil),                // 40: watari.v1.Image
+	(*Identity)(nil),             // 41: watari.v1.Identity
+	(*Platform)(nil),             // 42: watari.v1.Platform
+	(*GuestFacts)(nil),           // 43: watari.v1.GuestFacts
+	(*VolumeFacts)(nil),          // 44: watari.v1.VolumeFacts
+	(*CheckpointFile)(nil),       // 45: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 46: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 47: watari.v1.Peer
+	(*Blob)(nil),                 // 48: watari.v1.Blob
+	(*Stamp)(nil),                // 49: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 50: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 51: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 52: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 53: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 54: watari.v1.CheckpointObserved
+	(*VolumeObserved)(nil),       // 55: watari.v1.VolumeObserved
+	(*KeptConsole)(nil),          // 56: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 57: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
 	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	38, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	39, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	40, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	39, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	40, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	41, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	41, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	42, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	42, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	43, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
 	14, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
 	12, // 10: watari.v1.GuestWanted.volume:type_name -> watari.v1.VolumeSource
-	24, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
-	43, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
-	24, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
+	25, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
+	44, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
+	25, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
 	14, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
-	44, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	45, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
 	15, // 16: watari.v1.RestoreOrder.bases:type_name -> watari.v1.BaseFile
-	44, // 17: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
-	45, // 18: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	44, // 19: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	1,  // 20: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	46, // 21: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	17, // 22: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	18, // 23: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	22, // 24: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	19, // 25: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	20, // 26: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	24, // 27: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	24, // 28: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 29: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	47, // 30: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	11, // 31: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	23, // 32: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	39, // 33: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	25, // 34: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	26, // 35: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	48, // 36: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	28, // 37: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	16, // 38: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	13, // 39: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
-	3,  // 40: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	49, // 41: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	50, // 42: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	42, // 43: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 44: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	47, // 45: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	51, // 46: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	52, // 47: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	29, // 48: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	31, // 49: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	32, // 50: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	48, // 51: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	30, // 52: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	53, // 53: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	54, // 54: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
-	21, // 55: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	55, // 56: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	27, // 57: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	34, // 58: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 59: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	36, // 60: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 61: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	33, // 62: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	35, // 63: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	56, // 64: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	37, // 65: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 66: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	62, // [62:67] is the sub-list for method output_type
-	57, // [57:62] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	45, // 17: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
+	46, // 18: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	45, // 19: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	17, // 20: watari.v1.CheckpointWanted.trial:type_name -> watari.v1.TrialOrder
+	39, // 21: watari.v1.TrialOrder.shape:type_name -> watari.v1.GuestShape
+	40, // 22: watari.v1.TrialOrder.image:type_name -> watari.v1.Image
+	42, // 23: watari.v1.TrialOrder.platform:type_name -> watari.v1.Platform
+	14, // 24: watari.v1.TrialOrder.restore:type_name -> watari.v1.RestoreOrder
+	1,  // 25: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	47, // 26: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	18, // 27: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	19, // 28: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	23, // 29: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	20, // 30: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	21, // 31: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	25, // 32: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	25, // 33: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 34: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	48, // 35: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 36: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	24, // 37: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	40, // 38: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	26, // 39: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	27, // 40: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	49, // 41: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	29, // 42: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	16, // 43: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	13, // 44: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
+	3,  // 45: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	50, // 46: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	51, // 47: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	43, // 48: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 49: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	48, // 50: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	52, // 51: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	53, // 52: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	30, // 53: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	32, // 54: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	33, // 55: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	49, // 56: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	31, // 57: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	54, // 58: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	55, // 59: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	22, // 60: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	56, // 61: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	28, // 62: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	35, // 63: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 64: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	37, // 65: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 66: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	34, // 67: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	36, // 68: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	57, // 69: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	38, // 70: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 71: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	67, // [67:72] is the sub-list for method output_type
+	62, // [62:67] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3513,7 +3621,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -617,6 +617,61 @@ func (CheckpointPhase) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
+type VerificationState int32
+
+const (
+	VerificationState_VERIFICATION_STATE_UNSPECIFIED VerificationState = 0
+	VerificationState_VERIFICATION_STATE_READING     VerificationState = 1 // all hosts that have its files read them again
+	VerificationState_VERIFICATION_STATE_TRYING      VerificationState = 2 // a host restores one of its guests on trial
+	VerificationState_VERIFICATION_STATE_DONE        VerificationState = 3
+	VerificationState_VERIFICATION_STATE_FAILED      VerificationState = 4
+)
+
+// Enum value maps for VerificationState.
+var (
+	VerificationState_name = map[int32]string{
+		0: "VERIFICATION_STATE_UNSPECIFIED",
+		1: "VERIFICATION_STATE_READING",
+		2: "VERIFICATION_STATE_TRYING",
+		3: "VERIFICATION_STATE_DONE",
+		4: "VERIFICATION_STATE_FAILED",
+	}
+	VerificationState_value = map[string]int32{
+		"VERIFICATION_STATE_UNSPECIFIED": 0,
+		"VERIFICATION_STATE_READING":     1,
+		"VERIFICATION_STATE_TRYING":      2,
+		"VERIFICATION_STATE_DONE":        3,
+		"VERIFICATION_STATE_FAILED":      4,
+	}
+)
+
+func (x VerificationState) Enum() *VerificationState {
+	p := new(VerificationState)
+	*p = x
+	return p
+}
+
+func (x VerificationState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VerificationState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
+}
+
+func (VerificationState) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[10]
+}
+
+func (x VerificationState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use VerificationState.Descriptor instead.
+func (VerificationState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+}
+
 type RestoreState int32
 
 const (
@@ -656,11 +711,11 @@ func (x RestoreState) String() string {
 }
 
 func (RestoreState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (RestoreState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[10]
+	return &file_watari_v1_types_proto_enumTypes[11]
 }
 
 func (x RestoreState) Number() protoreflect.EnumNumber {
@@ -669,7 +724,7 @@ func (x RestoreState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RestoreState.Descriptor instead.
 func (RestoreState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 type VolumeState int32
@@ -708,11 +763,11 @@ func (x VolumeState) String() string {
 }
 
 func (VolumeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (VolumeState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[11]
+	return &file_watari_v1_types_proto_enumTypes[12]
 }
 
 func (x VolumeState) Number() protoreflect.EnumNumber {
@@ -721,7 +776,7 @@ func (x VolumeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VolumeState.Descriptor instead.
 func (VolumeState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 type RunState int32
@@ -769,11 +824,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[12]
+	return &file_watari_v1_types_proto_enumTypes[13]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -782,7 +837,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -819,11 +874,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[13]
+	return &file_watari_v1_types_proto_enumTypes[14]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -832,7 +887,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 type Role int32
@@ -868,11 +923,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[15].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[14]
+	return &file_watari_v1_types_proto_enumTypes[15]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -881,7 +936,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 type Severity int32
@@ -920,11 +975,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[15].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[16].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[15]
+	return &file_watari_v1_types_proto_enumTypes[16]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -933,7 +988,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 // Meta is common to all stored objects.
@@ -2950,10 +3005,11 @@ type Cluster struct {
 	Message     string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
 	ReadyGuests uint32       `protobuf:"varint,12,opt,name=ready_guests,json=readyGuests,proto3" json:"ready_guests,omitempty"`
 	// stored
-	CheckpointKey       string          `protobuf:"bytes,13,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"`                   // age identity that opens its checkpoints; leaves the manager only to restore them
-	CheckpointRecipient string          `protobuf:"bytes,16,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"` // the public key of checkpoint_key
-	Checkpoints         *CheckpointPlan `protobuf:"bytes,14,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
-	Restore             *Restore        `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"` // the latest; unset: it was never restored
+	CheckpointKey       string                 `protobuf:"bytes,13,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"`                   // age identity that opens its checkpoints; leaves the manager only to restore them
+	CheckpointRecipient string                 `protobuf:"bytes,16,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"` // the public key of checkpoint_key
+	Checkpoints         *CheckpointPlan        `protobuf:"bytes,14,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	Restore             *Restore               `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"`   // the latest; unset: it was never restored
+	Verified            *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=verified,proto3" json:"verified,omitempty"` // the latest end of a verification of one of its checkpoints
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -3096,6 +3152,13 @@ func (x *Cluster) GetCheckpoints() *CheckpointPlan {
 func (x *Cluster) GetRestore() *Restore {
 	if x != nil {
 		return x.Restore
+	}
+	return nil
+}
+
+func (x *Cluster) GetVerified() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Verified
 	}
 	return nil
 }
@@ -3866,6 +3929,7 @@ type Checkpoint struct {
 	Suspends      bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
 	Volume        *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none. In a snapshot, the volume
 	Copies        uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                  // on how many hosts each file is kept; 0: 2
+	Verification  *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`       // the latest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4026,6 +4090,106 @@ func (x *Checkpoint) GetCopies() uint32 {
 	return 0
 }
 
+func (x *Checkpoint) GetVerification() *Verification {
+	if x != nil {
+		return x.Verification
+	}
+	return nil
+}
+
+// Verification is a check of a checkpoint: hosts read its files, and those on which they build, and one restores a guest on trial.
+type Verification struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State         VerificationState      `protobuf:"varint,2,opt,name=state,proto3,enum=watari.v1.VerificationState" json:"state,omitempty"`
+	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"` // what went wrong, or why no guest was restored on trial
+	Asked         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=asked,proto3" json:"asked,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	Guest         string                 `protobuf:"bytes,6,opt,name=guest,proto3" json:"guest,omitempty"` // that is restored on trial
+	Host          string                 `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`   // and where
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Verification) Reset() {
+	*x = Verification{}
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Verification) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Verification) ProtoMessage() {}
+
+func (x *Verification) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Verification.ProtoReflect.Descriptor instead.
+func (*Verification) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Verification) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Verification) GetState() VerificationState {
+	if x != nil {
+		return x.State
+	}
+	return VerificationState_VERIFICATION_STATE_UNSPECIFIED
+}
+
+func (x *Verification) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Verification) GetAsked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *Verification) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Verification) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *Verification) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
 // CheckpointPlan says when checkpoints of a cluster, or snapshots of a volume, are made unasked, and how many are kept.
 type CheckpointPlan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4038,7 +4202,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4050,7 +4214,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4063,7 +4227,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -4106,7 +4270,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4282,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4295,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Restore) GetId() string {
@@ -4221,13 +4385,14 @@ type Volume struct {
 	CheckpointRecipient string                 `protobuf:"bytes,11,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"`
 	Checkpoints         *CheckpointPlan        `protobuf:"bytes,12,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"` // of snapshots
 	Restore             *Restore               `protobuf:"bytes,13,opt,name=restore,proto3" json:"restore,omitempty"`         // to a snapshot
+	Verified            *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=verified,proto3" json:"verified,omitempty"`       // the latest end of a verification of one of its snapshots
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4404,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4417,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Volume) GetMeta() *Meta {
@@ -4346,6 +4511,13 @@ func (x *Volume) GetRestore() *Restore {
 	return nil
 }
 
+func (x *Volume) GetVerified() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Verified
+	}
+	return nil
+}
+
 // VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
 type VolumeFacts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4360,7 +4532,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4372,7 +4544,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4385,7 +4557,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -4438,7 +4610,7 @@ type VolumeObserved struct {
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4622,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4635,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -4515,17 +4687,20 @@ type CheckpointObserved struct {
 	GuestUid      string                 `protobuf:"bytes,2,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Phase         CheckpointPhase        `protobuf:"varint,4,opt,name=phase,proto3,enum=watari.v1.CheckpointPhase" json:"phase,omitempty"`
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                 // why it failed
-	File          *CheckpointFile        `protobuf:"bytes,6,opt,name=file,proto3" json:"file,omitempty"`                       // WRITTEN
-	StoodMs       uint32                 `protobuf:"varint,7,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest stood; from TAKEN on
-	Busy          bool                   `protobuf:"varint,8,opt,name=busy,proto3" json:"busy,omitempty"`                      // the guest cannot move: QEMU is prepared for its snapshot, or writes it
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                          // why it failed
+	File          *CheckpointFile        `protobuf:"bytes,6,opt,name=file,proto3" json:"file,omitempty"`                                // WRITTEN
+	StoodMs       uint32                 `protobuf:"varint,7,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"`          // how long the guest stood; from TAKEN on
+	Busy          bool                   `protobuf:"varint,8,opt,name=busy,proto3" json:"busy,omitempty"`                               // the guest cannot move: QEMU is prepared for its snapshot, or writes it
+	Verified      string                 `protobuf:"bytes,9,opt,name=verified,proto3" json:"verified,omitempty"`                        // WRITTEN: the latest verification for which the file was read, and is whole
+	Tried         string                 `protobuf:"bytes,10,opt,name=tried,proto3" json:"tried,omitempty"`                             // WRITTEN: the latest verification for which the guest was restored on trial
+	TriedError    string                 `protobuf:"bytes,11,opt,name=tried_error,json=triedError,proto3" json:"tried_error,omitempty"` // why it could not be; empty: it could
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4712,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4725,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -4609,6 +4784,27 @@ func (x *CheckpointObserved) GetBusy() bool {
 	return false
 }
 
+func (x *CheckpointObserved) GetVerified() string {
+	if x != nil {
+		return x.Verified
+	}
+	return ""
+}
+
+func (x *CheckpointObserved) GetTried() string {
+	if x != nil {
+		return x.Tried
+	}
+	return ""
+}
+
+func (x *CheckpointObserved) GetTriedError() string {
+	if x != nil {
+		return x.TriedError
+	}
+	return ""
+}
+
 // Policy is one version of the rules by which guests are moved without anybody asking. The highest version is in force.
 type Policy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4622,7 +4818,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4634,7 +4830,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4647,7 +4843,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -4697,7 +4893,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4709,7 +4905,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4722,7 +4918,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -4820,7 +5016,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4832,7 +5028,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4845,7 +5041,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -4965,7 +5161,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4977,7 +5173,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5186,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -5026,7 +5222,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5038,7 +5234,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5051,7 +5247,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -5094,7 +5290,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5302,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5315,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5194,7 +5390,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5402,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5415,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Event) GetId() uint64 {
@@ -5290,7 +5486,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5302,7 +5498,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5315,7 +5511,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -5395,7 +5591,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5407,7 +5603,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5420,7 +5616,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -5471,7 +5667,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5483,7 +5679,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5496,7 +5692,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -5538,7 +5734,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5550,7 +5746,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5563,7 +5759,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -5596,7 +5792,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5608,7 +5804,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5621,7 +5817,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -5664,7 +5860,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5676,7 +5872,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5689,7 +5885,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -5723,7 +5919,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5735,7 +5931,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5748,7 +5944,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -5826,7 +6022,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5838,7 +6034,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5851,7 +6047,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -6113,7 +6309,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x127\n" +
 	"\fon_host_loss\x18\x15 \x01(\x0e2\x15.watari.v1.OnHostLossR\n" +
 	"onHostLoss\x12\x16\n" +
-	"\x06volume\x18\x16 \x01(\tR\x06volume\"\xe3\x04\n" +
+	"\x06volume\x18\x16 \x01(\tR\x06volume\"\x9b\x05\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -6131,7 +6327,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0echeckpoint_key\x18\r \x01(\tR\rcheckpointKey\x121\n" +
 	"\x14checkpoint_recipient\x18\x10 \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\x0e \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
-	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\"\x95\x05\n" +
+	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
+	"\bverified\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\x95\x05\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -6211,7 +6408,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xa1\x05\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xde\x05\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -6233,7 +6430,16 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\x12\x1a\n" +
 	"\bsuspends\x18\x10 \x01(\bR\bsuspends\x123\n" +
 	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\x12\x16\n" +
-	"\x06copies\x18\x12 \x01(\rR\x06copies\"a\n" +
+	"\x06copies\x18\x12 \x01(\rR\x06copies\x12;\n" +
+	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\"\xfa\x01\n" +
+	"\fVerification\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x122\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1c.watari.v1.VerificationStateR\x05state\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x120\n" +
+	"\x05asked\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
+	"\x05ended\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x14\n" +
+	"\x05guest\x18\x06 \x01(\tR\x05guest\x12\x12\n" +
+	"\x04host\x18\a \x01(\tR\x04host\"a\n" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\rR\x04keep\x12\x16\n" +
@@ -6251,7 +6457,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\xe7\x03\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\x9f\x04\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -6271,7 +6477,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\tR\rcheckpointKey\x121\n" +
 	"\x14checkpoint_recipient\x18\v \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\f \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
-	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\"\x93\x01\n" +
+	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
+	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\x93\x01\n" +
 	"\vVolumeFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
@@ -6288,7 +6495,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12,\n" +
 	"\x05facts\x18\x04 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
-	"\brestored\x18\x06 \x01(\tR\brestored\"\x96\x02\n" +
+	"\brestored\x18\x06 \x01(\tR\brestored\"\xe9\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -6297,7 +6504,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12-\n" +
 	"\x04file\x18\x06 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x19\n" +
 	"\bstood_ms\x18\a \x01(\rR\astoodMs\x12\x12\n" +
-	"\x04busy\x18\b \x01(\bR\x04busy\"o\n" +
+	"\x04busy\x18\b \x01(\bR\x04busy\x12\x1a\n" +
+	"\bverified\x18\t \x01(\tR\bverified\x12\x14\n" +
+	"\x05tried\x18\n" +
+	" \x01(\tR\x05tried\x12\x1f\n" +
+	"\vtried_error\x18\v \x01(\tR\n" +
+	"triedError\"o\n" +
 	"\x06Policy\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x12\n" +
@@ -6496,7 +6708,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x18CHECKPOINT_PHASE_STOPPED\x10\x02\x12\x1a\n" +
 	"\x16CHECKPOINT_PHASE_TAKEN\x10\x03\x12\x1c\n" +
 	"\x18CHECKPOINT_PHASE_WRITTEN\x10\x04\x12\x1b\n" +
-	"\x17CHECKPOINT_PHASE_FAILED\x10\x05*\x96\x01\n" +
+	"\x17CHECKPOINT_PHASE_FAILED\x10\x05*\xb2\x01\n" +
+	"\x11VerificationState\x12\"\n" +
+	"\x1eVERIFICATION_STATE_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aVERIFICATION_STATE_READING\x10\x01\x12\x1d\n" +
+	"\x19VERIFICATION_STATE_TRYING\x10\x02\x12\x1b\n" +
+	"\x17VERIFICATION_STATE_DONE\x10\x03\x12\x1d\n" +
+	"\x19VERIFICATION_STATE_FAILED\x10\x04*\x96\x01\n" +
 	"\fRestoreState\x12\x1d\n" +
 	"\x19RESTORE_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14RESTORE_STATE_ENDING\x10\x01\x12\x1b\n" +
@@ -6543,8 +6761,8 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 16)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -6556,176 +6774,184 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(CheckpointState)(0),          // 7: watari.v1.CheckpointState
 	(CheckpointOrder)(0),          // 8: watari.v1.CheckpointOrder
 	(CheckpointPhase)(0),          // 9: watari.v1.CheckpointPhase
-	(RestoreState)(0),             // 10: watari.v1.RestoreState
-	(VolumeState)(0),              // 11: watari.v1.VolumeState
-	(RunState)(0),                 // 12: watari.v1.RunState
-	(Transport)(0),                // 13: watari.v1.Transport
-	(Role)(0),                     // 14: watari.v1.Role
-	(Severity)(0),                 // 15: watari.v1.Severity
-	(*Meta)(nil),                  // 16: watari.v1.Meta
-	(*NUMANode)(nil),              // 17: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 18: watari.v1.Acceleration
-	(*CPU)(nil),                   // 19: watari.v1.CPU
-	(*CPUModel)(nil),              // 20: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 21: watari.v1.GuestSupport
-	(*Platform)(nil),              // 22: watari.v1.Platform
-	(*HostInfo)(nil),              // 23: watari.v1.HostInfo
-	(*Confinement)(nil),           // 24: watari.v1.Confinement
-	(*HostLoad)(nil),              // 25: watari.v1.HostLoad
-	(*HostSample)(nil),            // 26: watari.v1.HostSample
-	(*Pressure)(nil),              // 27: watari.v1.Pressure
-	(*GuestSample)(nil),           // 28: watari.v1.GuestSample
-	(*GuestTraffic)(nil),          // 29: watari.v1.GuestTraffic
-	(*OwnerActivity)(nil),         // 30: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 31: watari.v1.Host
-	(*RelayedPeer)(nil),           // 32: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 33: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 34: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 35: watari.v1.Blob
-	(*Image)(nil),                 // 36: watari.v1.Image
-	(*GuestShape)(nil),            // 37: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 38: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 39: watari.v1.Cluster
-	(*Guest)(nil),                 // 40: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 41: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 42: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 43: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 44: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 45: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 46: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),        // 47: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 48: watari.v1.Restore
-	(*Volume)(nil),                // 49: watari.v1.Volume
-	(*VolumeFacts)(nil),           // 50: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 51: watari.v1.VolumeObserved
-	(*CheckpointObserved)(nil),    // 52: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 53: watari.v1.Policy
-	(*RunSpec)(nil),               // 54: watari.v1.RunSpec
-	(*Run)(nil),                   // 55: watari.v1.Run
-	(*Quota)(nil),                 // 56: watari.v1.Quota
-	(*User)(nil),                  // 57: watari.v1.User
-	(*Token)(nil),                 // 58: watari.v1.Token
-	(*Event)(nil),                 // 59: watari.v1.Event
-	(*KeptConsole)(nil),           // 60: watari.v1.KeptConsole
-	(*Term)(nil),                  // 61: watari.v1.Term
-	(*Stamp)(nil),                 // 62: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 63: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 64: watari.v1.Hold
-	(*VouchedHost)(nil),           // 65: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 66: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 67: watari.v1.GuestFacts
-	nil,                           // 68: watari.v1.RunSpec.EnvEntry
-	nil,                           // 69: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
+	(VerificationState)(0),        // 10: watari.v1.VerificationState
+	(RestoreState)(0),             // 11: watari.v1.RestoreState
+	(VolumeState)(0),              // 12: watari.v1.VolumeState
+	(RunState)(0),                 // 13: watari.v1.RunState
+	(Transport)(0),                // 14: watari.v1.Transport
+	(Role)(0),                     // 15: watari.v1.Role
+	(Severity)(0),                 // 16: watari.v1.Severity
+	(*Meta)(nil),                  // 17: watari.v1.Meta
+	(*NUMANode)(nil),              // 18: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 19: watari.v1.Acceleration
+	(*CPU)(nil),                   // 20: watari.v1.CPU
+	(*CPUModel)(nil),              // 21: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 22: watari.v1.GuestSupport
+	(*Platform)(nil),              // 23: watari.v1.Platform
+	(*HostInfo)(nil),              // 24: watari.v1.HostInfo
+	(*Confinement)(nil),           // 25: watari.v1.Confinement
+	(*HostLoad)(nil),              // 26: watari.v1.HostLoad
+	(*HostSample)(nil),            // 27: watari.v1.HostSample
+	(*Pressure)(nil),              // 28: watari.v1.Pressure
+	(*GuestSample)(nil),           // 29: watari.v1.GuestSample
+	(*GuestTraffic)(nil),          // 30: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 31: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 32: watari.v1.Host
+	(*RelayedPeer)(nil),           // 33: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 34: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 35: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 36: watari.v1.Blob
+	(*Image)(nil),                 // 37: watari.v1.Image
+	(*GuestShape)(nil),            // 38: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 39: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 40: watari.v1.Cluster
+	(*Guest)(nil),                 // 41: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 42: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 43: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 44: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 45: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 46: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 47: watari.v1.Checkpoint
+	(*Verification)(nil),          // 48: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 49: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 50: watari.v1.Restore
+	(*Volume)(nil),                // 51: watari.v1.Volume
+	(*VolumeFacts)(nil),           // 52: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 53: watari.v1.VolumeObserved
+	(*CheckpointObserved)(nil),    // 54: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 55: watari.v1.Policy
+	(*RunSpec)(nil),               // 56: watari.v1.RunSpec
+	(*Run)(nil),                   // 57: watari.v1.Run
+	(*Quota)(nil),                 // 58: watari.v1.Quota
+	(*User)(nil),                  // 59: watari.v1.User
+	(*Token)(nil),                 // 60: watari.v1.Token
+	(*Event)(nil),                 // 61: watari.v1.Event
+	(*KeptConsole)(nil),           // 62: watari.v1.KeptConsole
+	(*Term)(nil),                  // 63: watari.v1.Term
+	(*Stamp)(nil),                 // 64: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 65: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 66: watari.v1.Hold
+	(*VouchedHost)(nil),           // 67: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 68: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 69: watari.v1.GuestFacts
+	nil,                           // 70: watari.v1.RunSpec.EnvEntry
+	nil,                           // 71: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	70,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	70,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	72,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	72,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	19,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	20,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,   // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	19,  // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	17,  // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	18,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	24,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	21,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	70,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	70,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	27,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	27,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	27,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	28,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	30,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	29,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	16,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	23,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	33,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	32,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	20,  // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	18,  // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	72,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	72,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	29,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	31,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	30,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	17,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	24,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	34,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	33,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	25,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	70,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	26,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	70,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	70,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	16,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	16,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	35,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	35,  // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	35,  // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
-	37,  // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	72,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	72,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	72,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	17,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	17,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	36,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	36,  // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	36,  // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
+	38,  // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,   // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
 	3,   // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	16,  // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	38,  // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	22,  // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	17,  // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	39,  // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	23,  // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	4,   // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	47,  // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	48,  // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	16,  // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	37,  // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	70,  // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	22,  // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 47: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	16,  // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 49: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	41,  // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	70,  // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	70,  // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	70,  // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	35,  // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	43,  // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	22,  // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	16,  // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 58: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	44,  // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	70,  // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	70,  // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	70,  // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	45,  // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	44,  // 64: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	10,  // 65: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	70,  // 66: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	70,  // 67: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	16,  // 68: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	11,  // 69: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	47,  // 70: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	48,  // 71: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	50,  // 72: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,   // 73: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	43,  // 74: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	16,  // 75: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	68,  // 76: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	13,  // 77: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	16,  // 78: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	54,  // 79: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	12,  // 80: watari.v1.Run.state:type_name -> watari.v1.RunState
-	70,  // 81: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	70,  // 82: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	69,  // 83: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	16,  // 84: watari.v1.User.meta:type_name -> watari.v1.Meta
-	14,  // 85: watari.v1.User.role:type_name -> watari.v1.Role
-	56,  // 86: watari.v1.User.quota:type_name -> watari.v1.Quota
-	16,  // 87: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	70,  // 88: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	70,  // 89: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	15,  // 90: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	70,  // 91: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	70,  // 92: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	62,  // 93: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	16,  // 94: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	63,  // 95: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	63,  // 96: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	65,  // 97: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	38,  // 98: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	66,  // 99: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	37,  // 100: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	22,  // 101: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	102, // [102:102] is the sub-list for method output_type
-	102, // [102:102] is the sub-list for method input_type
-	102, // [102:102] is the sub-list for extension type_name
-	102, // [102:102] is the sub-list for extension extendee
-	0,   // [0:102] is the sub-list for field type_name
+	49,  // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	50,  // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	72,  // 43: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	17,  // 44: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	38,  // 45: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	72,  // 46: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	23,  // 47: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 48: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	17,  // 49: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 50: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	42,  // 51: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	72,  // 52: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	72,  // 53: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	72,  // 54: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	36,  // 55: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	44,  // 56: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	23,  // 57: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	17,  // 58: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 59: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	45,  // 60: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	72,  // 61: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	72,  // 62: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	72,  // 63: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	46,  // 64: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	45,  // 65: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	48,  // 66: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	10,  // 67: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	72,  // 68: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	72,  // 69: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 70: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	72,  // 71: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	72,  // 72: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	17,  // 73: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	12,  // 74: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	49,  // 75: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	50,  // 76: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	72,  // 77: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	52,  // 78: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,   // 79: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	44,  // 80: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	17,  // 81: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	70,  // 82: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	14,  // 83: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	17,  // 84: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	56,  // 85: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	13,  // 86: watari.v1.Run.state:type_name -> watari.v1.RunState
+	72,  // 87: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	72,  // 88: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	71,  // 89: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	17,  // 90: watari.v1.User.meta:type_name -> watari.v1.Meta
+	15,  // 91: watari.v1.User.role:type_name -> watari.v1.Role
+	58,  // 92: watari.v1.User.quota:type_name -> watari.v1.Quota
+	17,  // 93: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	72,  // 94: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	72,  // 95: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 96: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	72,  // 97: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	72,  // 98: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	64,  // 99: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 100: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	65,  // 101: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	65,  // 102: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	67,  // 103: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	39,  // 104: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	68,  // 105: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	38,  // 106: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 107: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	108, // [108:108] is the sub-list for method output_type
+	108, // [108:108] is the sub-list for method input_type
+	108, // [108:108] is the sub-list for extension type_name
+	108, // [108:108] is the sub-list for extension extendee
+	0,   // [0:108] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -6739,8 +6965,8 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      16,
-			NumMessages:   54,
+			NumEnums:      17,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -139,6 +139,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceChangeCheckpointProcedure:  true,
 	watariv1connect.ControlServicePlanCheckpointsProcedure:   true,
 	watariv1connect.ControlServiceRestoreCheckpointProcedure: true,
+	watariv1connect.ControlServiceVerifyCheckpointProcedure:  true,
 	watariv1connect.ControlServiceCreateVolumeProcedure:      true,
 	watariv1connect.ControlServiceDeleteVolumeProcedure:      true,
 	watariv1connect.ControlServiceCreateRunProcedure:         true,

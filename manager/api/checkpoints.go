@@ -111,6 +111,14 @@ func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.Plan
 	return connect.NewResponse(&v1.PlanCheckpointsResponse{Cluster: view.Cluster(snap, s.Sessions, r.Msg.Cluster), Volume: view.Volume(snap, s.Sessions, r.Msg.Volume)}), nil
 }
 
+// VerifyCheckpoint has a checkpoint verified; the controller carries it out.
+func (s *Server) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.VerifyCheckpointResponse], error) {
+	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.VerifyCheckpoint(r.Msg.Name) }); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.VerifyCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[r.Msg.Name]}), nil
+}
+
 // RestoreCheckpoint has a cluster go on from a checkpoint, or a volume go back to a snapshot; the controller carries it out.
 func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
 	name := ""

@@ -8,7 +8,7 @@
  *
  * With $PM_TEST_NETWORK the network loses, repeats, reorders and damages packets (network.h).
  *
- * torture [SECONDS [SEED [PROCESSES]]]; default 3 s, a seed of the clock, 4 processes of 2 threads.
+ * torture [SECONDS [SEED [PROCESSES]]]; default 2 s, a seed of the clock, 4 processes of 2 threads.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -160,7 +160,7 @@ int main(int argc, char **argv)
 	struct board *board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t children[MOST_PROCESSES];
 	CHECK(board != MAP_FAILED);
-	board->seconds = argc > 1 ? atof(argv[1]) : 3;
+	board->seconds = argc > 1 ? atof(argv[1]) : 2;
 	board->seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
 	board->processes = argc > 3 ? atoi(argv[3]) : 4;
 	CHECK(board->processes > 1 && board->processes <= MOST_PROCESSES);

@@ -124,6 +124,9 @@ const (
 	// ControlServicePlanCheckpointsProcedure is the fully-qualified name of the ControlService's
 	// PlanCheckpoints RPC.
 	ControlServicePlanCheckpointsProcedure = "/watari.v1.ControlService/PlanCheckpoints"
+	// ControlServiceVerifyCheckpointProcedure is the fully-qualified name of the ControlService's
+	// VerifyCheckpoint RPC.
+	ControlServiceVerifyCheckpointProcedure = "/watari.v1.ControlService/VerifyCheckpoint"
 	// ControlServiceRestoreCheckpointProcedure is the fully-qualified name of the ControlService's
 	// RestoreCheckpoint RPC.
 	ControlServiceRestoreCheckpointProcedure = "/watari.v1.ControlService/RestoreCheckpoint"
@@ -233,6 +236,8 @@ type ControlServiceClient interface {
 	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
 	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
+	// VerifyCheckpoint has hosts read a checkpoint's files, and restore one of its guests on trial; it goes on in the background.
+	VerifyCheckpoint(context.Context, *connect.Request[watariv1.VerifyCheckpointRequest]) (*connect.Response[watariv1.VerifyCheckpointResponse], error)
 	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint, or puts a volume that no cluster uses back to a snapshot.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateVolume makes an empty volume; a host makes its disk in the background.
@@ -468,6 +473,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("PlanCheckpoints")),
 			connect.WithClientOptions(opts...),
 		),
+		verifyCheckpoint: connect.NewClient[watariv1.VerifyCheckpointRequest, watariv1.VerifyCheckpointResponse](
+			httpClient,
+			baseURL+ControlServiceVerifyCheckpointProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("VerifyCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		restoreCheckpoint: connect.NewClient[watariv1.RestoreCheckpointRequest, watariv1.RestoreCheckpointResponse](
 			httpClient,
 			baseURL+ControlServiceRestoreCheckpointProcedure,
@@ -647,6 +658,7 @@ type controlServiceClient struct {
 	deleteCheckpoint  *connect.Client[watariv1.DeleteCheckpointRequest, watariv1.DeleteCheckpointResponse]
 	changeCheckpoint  *connect.Client[watariv1.ChangeCheckpointRequest, watariv1.ChangeCheckpointResponse]
 	planCheckpoints   *connect.Client[watariv1.PlanCheckpointsRequest, watariv1.PlanCheckpointsResponse]
+	verifyCheckpoint  *connect.Client[watariv1.VerifyCheckpointRequest, watariv1.VerifyCheckpointResponse]
 	restoreCheckpoint *connect.Client[watariv1.RestoreCheckpointRequest, watariv1.RestoreCheckpointResponse]
 	createVolume      *connect.Client[watariv1.CreateVolumeRequest, watariv1.CreateVolumeResponse]
 	listVolumes       *connect.Client[watariv1.ListVolumesRequest, watariv1.ListVolumesResponse]
@@ -823,6 +835,11 @@ func (c *controlServiceClient) PlanCheckpoints(ctx context.Context, req *connect
 	return c.planCheckpoints.CallUnary(ctx, req)
 }
 
+// VerifyCheckpoint calls watari.v1.ControlService.VerifyCheckpoint.
+func (c *controlServiceClient) VerifyCheckpoint(ctx context.Context, req *connect.Request[watariv1.VerifyCheckpointRequest]) (*connect.Response[watariv1.VerifyCheckpointResponse], error) {
+	return c.verifyCheckpoint.CallUnary(ctx, req)
+}
+
 // RestoreCheckpoint calls watari.v1.ControlService.RestoreCheckpoint.
 func (c *controlServiceClient) RestoreCheckpoint(ctx context.Context, req *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error) {
 	return c.restoreCheckpoint.CallUnary(ctx, req)
@@ -985,6 +1002,8 @@ type ControlServiceHandler interface {
 	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
 	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
 	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
+	// VerifyCheckpoint has hosts read a checkpoint's files, and restore one of its guests on trial; it goes on in the background.
+	VerifyCheckpoint(context.Context, *connect.Request[watariv1.VerifyCheckpointRequest]) (*connect.Response[watariv1.VerifyCheckpointResponse], error)
 	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint, or puts a volume that no cluster uses back to a snapshot.
 	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateVolume makes an empty volume; a host makes its disk in the background.
@@ -1216,6 +1235,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("PlanCheckpoints")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceVerifyCheckpointHandler := connect.NewUnaryHandler(
+		ControlServiceVerifyCheckpointProcedure,
+		svc.VerifyCheckpoint,
+		connect.WithSchema(controlServiceMethods.ByName("VerifyCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceRestoreCheckpointHandler := connect.NewUnaryHandler(
 		ControlServiceRestoreCheckpointProcedure,
 		svc.RestoreCheckpoint,
@@ -1422,6 +1447,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceChangeCheckpointHandler.ServeHTTP(w, r)
 		case ControlServicePlanCheckpointsProcedure:
 			controlServicePlanCheckpointsHandler.ServeHTTP(w, r)
+		case ControlServiceVerifyCheckpointProcedure:
+			controlServiceVerifyCheckpointHandler.ServeHTTP(w, r)
 		case ControlServiceRestoreCheckpointProcedure:
 			controlServiceRestoreCheckpointHandler.ServeHTTP(w, r)
 		case ControlServiceCreateVolumeProcedure:
@@ -1597,6 +1624,10 @@ func (UnimplementedControlServiceHandler) ChangeCheckpoint(context.Context, *con
 
 func (UnimplementedControlServiceHandler) PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.PlanCheckpoints is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) VerifyCheckpoint(context.Context, *connect.Request[watariv1.VerifyCheckpointRequest]) (*connect.Response[watariv1.VerifyCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.VerifyCheckpoint is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error) {

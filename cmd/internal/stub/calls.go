@@ -326,3 +326,8 @@ func (m *Manager) ListVolumes(ctx context.Context, r *connect.Request[v1.ListVol
 func (m *Manager) DeleteVolume(ctx context.Context, r *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
 	return answer[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse](ctx, m, r)
 }
+
+// VerifyCheckpoint implements the service.
+func (m *Manager) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.VerifyCheckpointResponse], error) {
+	return answer[v1.VerifyCheckpointRequest, v1.VerifyCheckpointResponse](ctx, m, r)
+}

@@ -27,12 +27,12 @@ func New(env *cli.Env) *cobra.Command {
 	command := cli.Noun(&cobra.Command{
 		Use:     "checkpoint",
 		Aliases: []string{"checkpoints"},
-		Short:   "Checkpoints, from which clusters can go on: create, list, show, restore, pin, delete",
+		Short:   "Checkpoints, from which clusters can go on: create, list, show, verify, restore, pin, delete",
 		Long: "A checkpoint is the state of all guests of a cluster at one moment: memory, programs, files. The guests stand still for less than a second, " +
 			"and run on while their memory is written. MPI programs need not be changed, and go on from a checkpoint where they were, on the same " +
 			"hosts or on others.",
 	})
-	command.AddCommand(newCreate(env), newList(env), newShow(env), newRestore(env), newPin(env), newDelete(env))
+	command.AddCommand(newCreate(env), newList(env), newShow(env), newVerify(env), newRestore(env), newPin(env), newDelete(env))
 	return command
 }
 
@@ -309,6 +309,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		[2]string{"guests stood", stood},
 		[2]string{"size", output.Size(checkpoint.Bytes(c))},
 		[2]string{"pinned", pinned},
+		[2]string{"verified", verifiedText(env, c.GetVerification())},
 		[2]string{"runs", strings.Join(runs, ", ")},
 	)
 	file := func(m *v1.CheckpointMember) (size, state, hosts string) {

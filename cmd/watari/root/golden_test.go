@@ -68,7 +68,8 @@ var (
 	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
 		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Transport: v1.Transport_TRANSPORT_PM, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
 	checkpoints = []*v1.Checkpoint{
-		{Meta: meta("md-c1"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Pinned: true, Reason: "user aiko asked for it", StoodMs: 142, Started: ago(2 * time.Hour),
+		{Meta: meta("md-c1"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Pinned: true, Reason: "user aiko asked for it", StoodMs: 142,
+			Verification: &v1.Verification{State: v1.VerificationState_VERIFICATION_STATE_DONE, Guest: "md-1", Host: "b1", Ended: ago(time.Hour)}, Started: ago(2 * time.Hour),
 			Taken: ago(119 * time.Minute), Ended: ago(118 * time.Minute), Runs: []*v1.CheckpointRun{{Uid: "r"}},
 			Members: []*v1.CheckpointMember{{Guest: "md-0", Host: "a1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:aa", Size: 90 << 20}, StateBytes: 500 << 20, Hosts: []string{"a1", "b1"}}},
 				{Guest: "md-1", Host: "b1", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:bb", Size: 110 << 20}, StateBytes: 500 << 20, Hosts: []string{"b1"}}}}},
@@ -124,6 +125,8 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ChangeCheckpointResponse{Checkpoint: checkpoints[0]}, nil
 	case *v1.PlanCheckpointsRequest:
 		return &v1.PlanCheckpointsResponse{Cluster: clusters[0], Volume: volumes[0]}, nil
+	case *v1.VerifyCheckpointRequest:
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("there is no checkpoint \"md-c9\"; there are data-s1, md-c1, md-c2"))
 	case *v1.RestoreCheckpointRequest:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("checkpoint md-c2 cannot be restored: it is failed; host b1: no space left on device"))
 	case *v1.ListVolumesRequest:
