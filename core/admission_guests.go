@@ -71,6 +71,9 @@ func (a *Admission) MoveGuest(r *v1.MigrateRequest) (move AdmittedMove, err erro
 		move.Name = m.Meta.Name
 		return move, a.sameMove(m, r)
 	}
+	if why := diskAway(a.Objects, a.Reports, g); why != "" {
+		return move, precondition("guest %s cannot be moved: %s; move it when that host is back", r.Guest, why)
+	}
 	m, explanation, err := PlanMove(a.Objects, a.Reports, g, r.ToHost, r.ToSite)
 	if err != nil {
 		kind := Precondition

@@ -279,7 +279,7 @@ func (p *pass) staysApportioned(g *v1.Guest) bool {
 	if h.Draining || len(h.Withdrawn) > 0 { // it leaves by another decision
 		return true
 	}
-	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || p.apportionFails(ended) {
+	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || p.apportionFails(ended) || diskAway(p.Objects, p, g) != "" {
 		return true
 	}
 	why, _ := mustStay(p.Core.policies.policy, policy.ApportionName, p.boundsOf(policy.ApportionName), g, ended, p.Now)

@@ -563,7 +563,7 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 			return nil
 		}
 		w.File = fileOnly(m.File)
-		w.Verify, w.Trial = p.verifiesFor(c, m), p.trialOrder(c, m, host)
+		w.Verify, w.Trial = cmp.Or(p.verifiesFor(c, m), p.fetchedFor(c, m)), p.trialOrder(c, m, host)
 		return w
 	}
 	return nil

@@ -42,7 +42,7 @@ func (p *pass) drain() {
 
 // moveAway begins to move a guest away from its host, if that is possible and permitted now. Later decisions try again.
 func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
-	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
+	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || diskAway(p.Objects, p, g) != "" {
 		return
 	}
 	if wait := failedLately(p.index.ended[g.Meta.Uid], p.Now); wait > 0 {

@@ -219,6 +219,15 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 		x.markCheckpoint(c)
 	}
 	x.markGuestsAt(name)
+	for g := range x.onHost[name] { // it may use volumes of other hosts, which know it by its address
+		x.markVolumes(x.objects.Clusters[g.Cluster])
+	}
+	for m := range x.movesAt[name] {
+		x.markVolumes(x.objects.Clusters[x.objects.Guests[m.Guest].GetCluster()])
+	}
+	for v := range x.volumesAt[name] {
+		x.markUsers(v)
+	}
 	x.shareAgain = true
 	if before.GetInfo() != now.GetInfo() {
 		x.markPeers(name)
@@ -279,15 +288,20 @@ func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 		}
 		x.hosts[v.Host] = true
 		x.markFiles(snapshotsOf(v.Meta.Name))
-		x.markCluster(v.Cluster)
-		for g := range x.ofCluster[v.Cluster] {
-			x.hosts[g.Host] = true
-		}
+		x.markUsers(v)
 		if v == now {
 			add(x.volumesAt, v.Host, v)
 		} else {
 			remove(x.volumesAt, v.Host, v)
 		}
+	}
+}
+
+// markUsers marks the guests that use a volume, and their hosts.
+func (x *index) markUsers(v *v1.Volume) {
+	x.markCluster(v.Cluster)
+	for g := range x.ofCluster[v.Cluster] {
+		x.hosts[g.Host] = true
 	}
 }
 

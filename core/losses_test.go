@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -206,6 +208,44 @@ func TestASpareIsForLostGuests(t *testing.T) {
 		}
 		if g := h.objects.Guests["md-1"]; g.Host != "a2" {
 			t.Errorf("%s: the lost guest is on %q: %s", loss, g.Host, g.Message)
+		}
+	}
+}
+
+// The newest checkpoint has its files on a host that is away, such as the lost one. A cluster that was lost goes back to the one before after a
+// minute; one whose user has asked for the newest waits.
+func TestAClusterGoesBackFurtherIfFilesAreAway(t *testing.T) {
+	for _, losses := range []uint32{0, 1} {
+		h := newHousehold(t, "", 2)
+		h.saved("md-c0", 2*time.Hour)
+		h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
+			for _, m := range c.Members {
+				m.File.Hosts = []string{"b1"}
+			}
+		})
+		h.files = map[string][]*v1.CheckpointObserved{}
+		for name, host := range map[string]string{"md-c0": "a1", "md-c1": "b1"} {
+			for _, m := range h.objects.Checkpoints[name].Members {
+				h.files[host] = append(h.files[host], &v1.CheckpointObserved{CheckpointId: "uid-" + name, GuestUid: m.GuestUid, Epoch: m.Epoch, File: m.File,
+					Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN})
+			}
+		}
+		h.pass(time.Second)
+		h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md-c1"); return c, err })
+		cluster := proto.CloneOf(h.objects.Clusters["md"])
+		cluster.Restore.Losses = losses
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, cluster}}})
+		h.releaseAll()
+		h.away, h.out = map[string]bool{"b1": true}, 59*time.Second
+		h.pass(time.Second)
+		h.pass(time.Second)
+		if r := h.objects.Clusters["md"].Restore; r.Checkpoint != "md-c1" || r.State != v1.RestoreState_RESTORE_STATE_RESTORING {
+			t.Fatalf("too early: %v", r)
+		}
+		h.out = 61 * time.Second
+		h.pass(time.Second)
+		if r := h.objects.Clusters["md"].Restore; (r.Checkpoint == "md-c0") != (losses > 0) || losses > 0 && !strings.Contains(r.Reason, "in reach for 1m0s") {
+			t.Errorf("after %d losses the restore is %v", losses, r)
 		}
 	}
 }

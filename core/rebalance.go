@@ -305,6 +305,8 @@ func (l *look) fixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 		return "it does not answer now"
 	case beginning:
 		return "a run of its cluster is just being started"
+	case diskAway(l.Objects, l.reports, g) != "":
+		return diskAway(l.Objects, l.reports, g)
 	case failedLately(l.ended(g.Meta.Uid), l.now) > 0:
 		return "a move of it failed just now"
 	}

@@ -4,13 +4,16 @@ package core
 // new epochs, and leave them paused. When all are there, their grants let them run.
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 	"watari/compatibility"
 	"watari/placement"
 )
@@ -170,7 +173,52 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	}
 	if whole {
 		p.goOn(cluster, from)
+		return
 	}
+	if file := p.outOfReach(cluster, guests, from); file != "" && cluster.Restore.Losses > 0 && p.olderInReach(cluster, guests, from) != nil {
+		p.restoreFailed(cluster, guests, from, fmt.Sprintf("no host that has the file of %s has been in reach for %s", file, filesAway))
+	}
+}
+
+// filesAway is how long a file may be out of reach before a cluster that was lost goes back to an older checkpoint. A person who asks for
+// a checkpoint gets that one, when its hosts are back.
+const filesAway = time.Minute
+
+// outOfReach names a guest that is not restored yet, or the volume, of which a file is out of reach; empty: none is.
+func (p *pass) outOfReach(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint) string {
+	missing := func(m *v1.CheckpointMember) bool {
+		return slices.ContainsFunc(p.chainToRestore(from, m), func(f chainFile) bool {
+			return !slices.ContainsFunc(f.member.File.GetHosts(), func(host string) bool { return !p.away(host, filesAway) })
+		})
+	}
+	for _, g := range guests {
+		if m := memberOf(from, g); m != nil && !removing(g) && !p.restored(g) && missing(m) {
+			return "guest " + g.Meta.Name
+		}
+	}
+	if v := from.Volume; v != nil {
+		report, _, _ := p.Observed(p.Volumes[v.Guest].GetHost())
+		if volumeOn(report, v.GuestUid).GetRestored() != cluster.Restore.Id && missing(v) {
+			return "volume " + v.Guest
+		}
+	}
+	return ""
+}
+
+// olderInReach returns the latest checkpoint before another that is of the same guests, and of which all files are on hosts that are
+// connected; nil: none is.
+func (p *pass) olderInReach(cluster *v1.Cluster, guests []*v1.Guest, before *v1.Checkpoint) *v1.Checkpoint {
+	for c := latestCheckpoint(p.Objects, cluster, before); c != nil; c = latestCheckpoint(p.Objects, cluster, c) {
+		away := slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
+			return slices.ContainsFunc(p.chainToRestore(c, m), func(f chainFile) bool {
+				return !slices.ContainsFunc(f.member.File.GetHosts(), func(host string) bool { _, _, connected := p.Observed(host); return connected })
+			})
+		})
+		if !away && sameMembers(c, guests) == "" {
+			return c
+		}
+	}
+	return nil
 }
 
 // restored reports whether a guest's host has it, paused.
@@ -243,8 +291,15 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 	if from != nil {
 		older = latestCheckpoint(p.Objects, cluster, from)
 	}
-	if older != nil && sameMembers(older, guests) == "" {
+	if from != nil && cluster.Restore.Losses > 0 {
+		older = cmp.Or(p.olderInReach(cluster, guests, from), older)
+	}
+	if older != nil && sameMembers(older, guests) != "" {
+		older = nil
+	}
+	if older != nil {
 		update.Restore = newRestore(older, fmt.Sprintf("checkpoint %s could not be restored: %s", from.Meta.Name, why), timestamppb.New(p.Now))
+		update.Restore.Losses = cluster.Restore.Losses
 		c.event(v1.Severity_SEVERITY_ERROR, "cluster", cluster.Meta.Name, "is restored from %s: %s", older.Meta.Name, update.Restore.Reason)
 	} else {
 		update.Restore.State, update.Restore.Message, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_FAILED, why, timestamppb.New(p.Now)

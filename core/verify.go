@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -179,6 +180,20 @@ func (p *pass) verifiesFor(c *v1.Checkpoint, m *v1.CheckpointMember) (id string)
 		}
 	}
 	return id
+}
+
+// fetchedFor returns for what the file of a member of a checkpoint is to be read, because hosts are to fetch it: what they get of a damaged
+// file they throw away, and the host that has it would not know. Empty: none are.
+func (p *pass) fetchedFor(c *v1.Checkpoint, m *v1.CheckpointMember) string {
+	fetchers := p.fetchers(c, m)
+	if len(fetchers) == 0 {
+		return ""
+	}
+	restore := ""
+	if of := originOf(p.Objects, c); of != nil && restoring(of) {
+		restore = of.GetRestore().Id
+	}
+	return "fetched by " + strings.Join(fetchers, " ") + " " + restore
 }
 
 // trialOrder returns a host's order to restore a guest on trial; nil: none.

@@ -153,15 +153,16 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 // rehomeAfter is how long a volume's host is out of reach before the volume is restored on another one.
 const rehomeAfter = time.Minute
 
-// volumeAway reports whether a volume's host was removed, or has been out of reach for so long. If it is out of reach for less, the pass is
-// repeated in time.
+// volumeAway is away for a volume's host.
 func (p *pass) volumeAway(v *v1.Volume, long time.Duration) bool {
-	if v.Host == "" {
-		return false
-	}
-	_, since, connected := p.Observed(v.Host)
+	return v.Host != "" && p.away(v.Host, long)
+}
+
+// away reports whether a host was removed, or has been out of reach for so long. If it is out of reach for less, the pass is repeated in time.
+func (p *pass) away(host string, long time.Duration) bool {
+	_, since, connected := p.Observed(host)
 	switch {
-	case p.Hosts[v.Host] == nil:
+	case p.Hosts[host] == nil:
 		return true
 	case connected:
 		return false
@@ -346,6 +347,19 @@ func volumeOf(s *Objects, g *v1.Guest) *v1.Volume {
 		return v
 	}
 	return nil
+}
+
+// diskAway says that the host of a guest's volume is out of reach: QEMU at another host could not open the disk, so the guest cannot move.
+// Empty: it is not, or the guest has no volume.
+func diskAway(s *Objects, r Reports, g *v1.Guest) string {
+	v := volumeOf(s, g)
+	if v == nil {
+		return ""
+	}
+	if _, _, connected := r.Observed(v.Host); connected {
+		return ""
+	}
+	return fmt.Sprintf("host %s, which has its volume %s, is out of reach", v.Host, v.Meta.Name)
 }
 
 // volumesOn returns the names of the volumes that a host has.

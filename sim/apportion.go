@@ -41,8 +41,13 @@ func (s *Sim) disproportionate() string {
 	return ""
 }
 
-// placed reports whether each guest of a cluster has a host.
+// placed reports whether each guest of a cluster has a host, and could move to another one.
 func (s *Sim) placed(cluster string) bool {
+	if v := s.store.objects.Volumes[s.store.objects.Clusters[cluster].Spec.GetVolume()]; v != nil {
+		if _, _, connected := s.manager.Observed(v.Host); !connected {
+			return false
+		}
+	}
 	for _, g := range core.GuestsOf(s.store.objects, cluster) {
 		if g.Host == "" {
 			return false

@@ -45,6 +45,7 @@ func (s *Sim) cut(id string) *cutSeen {
 
 // followCheckpoints has a host follow its orders about checkpoints.
 func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
+	h.keeps = map[fileOf]bool{}
 	for _, w := range orders {
 		key := fileOf{w.CheckpointId, w.GuestUid}
 		id := w.CheckpointId
@@ -78,6 +79,7 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 			h.advanceTaking(t, w.Order)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
 			delete(h.takings, id)
+			h.keeps[key] = true
 			if h.files[key] == 0 {
 				h.fetchFile(key, max(w.Epoch, 1))
 			}
@@ -87,8 +89,7 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 				h.endTaking(t, "it is discarded")
 				delete(h.takings, id)
 			}
-			delete(h.files, key)
-			delete(h.verified, key)
+			h.dropFile(key)
 		}
 	}
 }
@@ -180,6 +181,7 @@ func (h *host) takeStates(t *taking) {
 		t.over = true
 		for uid, epoch := range t.epochs {
 			h.files[fileOf{t.id, uid}] = max(epoch, 1)
+			delete(h.altered, fileOf{t.id, uid})
 			h.sim.bases[fileOf{t.id, uid}] = t.bases[uid]
 			h.indexed[uid] = t.id
 		}
@@ -244,21 +246,59 @@ func (h *host) loseTakings() {
 	h.takings = map[string]*taking{}
 }
 
-// fetchFile fetches a file from another host.
+// fetchFile fetches a file from another host, again and again while orders ask for it.
 func (h *host) fetchFile(key fileOf, epoch uint64) {
 	life := h.life
 	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
-		if h.life != life || h.agent == nil || h.files[key] != 0 || h.full {
+		if h.life != life || h.agent == nil || h.files[key] != 0 || !h.keeps[key] {
 			return
 		}
 		for _, name := range h.sim.names {
-			if other := h.sim.hosts[name]; other != h && other.agent != nil && other.files[key] != 0 {
+			if other := h.sim.hosts[name]; !h.full && other != h && other.agent != nil && other.files[key] != 0 && !other.altered[key] {
 				h.files[key] = epoch
 				h.report()
 				return
 			}
 		}
+		h.sim.after(2*time.Second, func() {
+			if h.life == life {
+				h.fetchFile(key, epoch)
+			}
+		})
 	})
+}
+
+// dropFile removes a file.
+func (h *host) dropFile(key fileOf) {
+	delete(h.files, key)
+	delete(h.verified, key)
+	delete(h.altered, key)
+}
+
+// readFile reports whether a file is here and whole. One that is not whole is removed.
+func (h *host) readFile(key fileOf) bool {
+	if h.altered[key] {
+		h.sim.tell(h.name, "the file of %s of checkpoint %s is damaged", key.guest, key.checkpoint)
+		h.dropFile(key)
+		h.report()
+	}
+	return h.files[key] != 0
+}
+
+// alterFiles alters some of the files of checkpoints that a host has, or that all hosts have.
+func (s *Sim) alterFiles(h *host, pick int) {
+	for i, name := range s.names {
+		if other := s.hosts[name]; other == h || pick%2 == 0 {
+			keys := slices.SortedFunc(maps.Keys(other.files), func(a, b fileOf) int {
+				return slices.Compare([]string{a.checkpoint, a.guest}, []string{b.checkpoint, b.guest})
+			})
+			for j, key := range keys {
+				if pick%4 < 2 || (i+j)%2 == 0 {
+					other.altered[key] = true
+				}
+			}
+		}
+	}
 }
 
 // verify reads a file again, and restores its guest on trial.
@@ -269,7 +309,7 @@ func (h *host) verify(key fileOf, w *v1.CheckpointWanted) {
 	}
 	life := h.life
 	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
-		if h.life != life || h.agent == nil || h.files[key] == 0 {
+		if h.life != life || h.agent == nil || !h.readFile(key) {
 			return
 		}
 		if w.Trial != nil {
@@ -306,6 +346,15 @@ func (s *Sim) fileNamed(key fileOf) *v1.CheckpointFile {
 	return f
 }
 
+// readAll reports whether the files from which a guest or a volume is restored are whole.
+func (h *host) readAll(w *v1.RestoreOrder, uid string) bool {
+	whole := h.hasAll(w, uid) && h.readFile(fileOf{w.CheckpointId, uid})
+	for _, b := range w.Bases {
+		whole = whole && h.readFile(fileOf{b.CheckpointId, uid})
+	}
+	return whole
+}
+
 // hasAll reports whether the files from which a guest or a volume is restored are on the host. The orders must name all on which they build.
 func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
 	named := map[string]bool{w.CheckpointId: true}
@@ -334,7 +383,7 @@ func (h *host) restore(a machine.Act, end func(machine.Result)) {
 		if h.copies[a.Guest] != nil {
 			return errDuplicate
 		}
-		if !h.hasAll(a.Wanted.Restore, a.Guest) {
+		if !h.readAll(a.Wanted.Restore, a.Guest) {
 			return errInput
 		}
 		c := &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Paused, whole: true, saved: true}

@@ -48,6 +48,8 @@ type host struct {
 	files    map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
 	indexed  map[string]string // the checkpoint whose file of a guest the next one may build on, by guest uid
 	verified map[fileOf]verifiedFile
+	keeps    map[fileOf]bool  // that the latest orders ask for
+	altered  map[fileOf]bool  // files that are not what was written, which nobody has noticed yet
 	disks    map[string]*disk // volumes, by uid
 	libvirt  libvirtState
 	waiting  []func() // calls that hang until libvirt goes on
@@ -105,7 +107,7 @@ type copyOf struct {
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}}
+		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{}}
 }
 
 // now is the host's time of day. It tells the agent the time since the boot, too, because each call of it needs both.

@@ -35,7 +35,7 @@ var kinds = []struct {
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
-	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3},
+	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3},
 }
 
 // requests are the kinds of steps that users ask a manager for.
@@ -120,6 +120,8 @@ func (s *Sim) perform(step Step) {
 		s.undrain(step.On)
 	case "owner comes back":
 		h.comeBack(step.For)
+	case "alter files":
+		s.alterFiles(h, step.Pick)
 	case "kill watchdog":
 		h.killWatchdog()
 	case "kill agent":

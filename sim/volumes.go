@@ -63,7 +63,11 @@ func (h *host) workOnVolumes() {
 				again = true
 				continue
 			}
-			h.onVolume(d, func() { h.putBack(uid, w) })
+			h.onVolume(d, func() {
+				if h.readAll(w.Restore, uid) {
+					h.putBack(uid, w)
+				}
+			})
 		case d == nil && w.Make:
 			h.onVolume(d, func() {
 				if h.disks[uid] != nil {
@@ -98,10 +102,12 @@ func (h *host) onVolume(d *disk, do func()) {
 		if d != nil {
 			d.working = false
 		}
-		if h.life != life || h.agent == nil || h.full {
+		if h.life != life || h.agent == nil {
 			return
 		}
-		do()
+		if !h.full {
+			do()
+		}
 		h.report()
 		h.workOnVolumes()
 	})

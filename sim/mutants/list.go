@@ -35,6 +35,7 @@ var mutants = []mutant{
 	{"a snapshot is put back while a cluster uses the volume", []edit{{"core/admission_volumes.go", "	if err := a.unused(v); err != nil {\n		return change, \"\", err\n	}\n", ""}}},
 	{"a cluster gets a volume that is being put back", []edit{{"core/admission_volumes.go", "	case restoring(v):\n		return precondition(\"volume %s is being put back to snapshot %s; `watari volume show %s` shows when that is done\", name, v.Restore.Checkpoint, name)\n", ""}}},
 	{"a verification never ends", []edit{{"core/verify.go", "	case o.GetTried() != v.Id:", "	case o != nil:"}}},
+	{"a host does not notice that what others fetch from it is damaged", []edit{{"core/checkpoints.go", "cmp.Or(p.verifiesFor(c, m), p.fetchedFor(c, m))", "p.verifiesFor(c, m)"}}},
 	{"a checkpoint is deleted on which another builds", []edit{{"core/checkpoints.go", "	if p.needed(c) || c.Pinned ||", "	if c.Pinned ||"}}},
 	{"a host restores without the file on which another builds", []edit{{"core/restores.go", "range slices.Backward(chain[1:]) {", "range slices.Backward(chain[:0]) {"}}},
 	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
