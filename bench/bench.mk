@@ -57,6 +57,11 @@ bench-checkpoint: ## what a checkpoint of one guest costs, against virsh save (r
 	@scripts/setup.sh build demo
 	@$(GO) build -o $(BIN)/bench-checkpoint ./bench/checkpoint && $(BIN)/bench-checkpoint $(CHECKPOINT)
 
+.PHONY: bench-cut
+bench-cut: build ## what a checkpoint of a cluster on two sites costs its MPI program, against virsh save; and a restore (root)
+	@scripts/setup.sh build demo bench-migrate
+	@$(GO) build -o $(BIN)/bench-cut ./bench/cut && $(BIN)/bench-cut $(CUT)
+
 PAPER ?= grid
 .PHONY: experiment
 experiment: build ## the experiments of a paper again (PAPER=grid), with its figures beside; EXPERIMENT="-only network -runs 1" (root; an hour)

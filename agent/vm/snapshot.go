@@ -30,7 +30,7 @@ const (
 	// beginTime is how long QEMU may take from the order to begin until the guest runs again.
 	beginTime = 10 * time.Second
 	// snapshotChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU.
-	snapshotChunks = 64
+	snapshotChunks = 256
 	snapshotChunk  = 256 << 10
 	// snapshotRoom is the size of the pipe in the kernel, the most that needs no privilege.
 	snapshotRoom = 1 << 20
@@ -219,11 +219,19 @@ func (s *Snapshot) begin(ctx context.Context) error {
 // receive reads what QEMU writes, until its end.
 func (s *Snapshot) receive() {
 	defer close(s.chunks)
+	var chunk []byte
 	for {
-		chunk := make([]byte, snapshotChunk)
-		n, err := s.pipe.Read(chunk)
-		if n > 0 && s.failed == nil {
-			s.failed = s.keep(chunk[:n])
+		if chunk == nil {
+			chunk = make([]byte, 0, snapshotChunk)
+		}
+		n, err := s.pipe.Read(chunk[len(chunk):cap(chunk)])
+		chunk = chunk[:len(chunk)+n]
+		// The chunks' number is limited, and a read may return a single page. So a chunk is filled, unless a reader waits.
+		if full := len(chunk) == cap(chunk); len(chunk) > 0 && (full || err != nil || len(s.chunks) == 0) {
+			if s.failed == nil {
+				s.failed = s.keep(chunk)
+			}
+			chunk = nil
 		}
 		if err != nil {
 			if err != io.EOF {
