@@ -70,6 +70,7 @@ type Agent struct {
 	limits      *limitKeeper
 	checkpoints *checkpointKeeper
 	volumes     *volumeKeeper
+	storage     *storageKeeper
 	leases      *leaseKeeper
 	templates   *templates
 	acting      sync.WaitGroup // the acts under way
@@ -106,6 +107,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.limits = newLimitKeeper(a)
 	a.checkpoints = newCheckpointKeeper(a)
 	a.volumes = newVolumeKeeper(a)
+	a.storage = newStorageKeeper(a)
 	a.leases = &leaseKeeper{agent: a, watchdog: config.Watchdog, clock: watchdog.Clock, told: true}
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
@@ -186,6 +188,7 @@ func (a *Agent) Run() {
 	go a.networks.run(ctx)
 	go a.limits.run(ctx)
 	go a.volumes.run(ctx)
+	go a.storage.run(ctx)
 	go a.leases.run(ctx)
 	go a.sample(ctx)
 	go func() {
@@ -292,6 +295,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	}
 	a.checkpoints.want(w.Checkpoints)
 	a.volumes.want(w)
+	a.storage.want(w)
 	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -205,6 +206,9 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 			return fmt.Errorf("give the guest its identity: %w", err)
 		}
 		d = answer.Msg.Description
+	}
+	if len(identity.Mounts) > 0 && !d.MountsStorage {
+		return errors.New("the guest agent in its image is too old to mount storage; build the image again")
 	}
 	k.mu.Lock()
 	k.given, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()

@@ -51,6 +51,8 @@ type Network interface {
 	UnplugGuest(ctx context.Context, uid string) error
 	// Apply brings the kernel's network into the wanted state. It routes local guests to their taps.
 	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error
+	// OpenStorage lets guests reach these TCP ports of their gateway, by uid, and no others.
+	OpenStorage(ctx context.Context, ports map[string][]uint16) error
 	// Problems returns lasting problems, a sentence each. It does not wait for Apply.
 	Problems() []string
 	// Paths returns what is known of the ways to other hosts. It does not wait for Apply.

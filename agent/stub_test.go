@@ -40,6 +40,7 @@ type outside struct {
 	expected        map[string]Expected
 	active          map[string]bool
 	free            uint64
+	storage         map[string][]uint16
 	networkProblems []string
 	identity        *v1.Identity // of the last Identify
 	template        string
@@ -412,6 +413,13 @@ func (n stubNetwork) Apply(_ context.Context, _ *v1.NetworkWanted, local []machi
 		uids = append(uids, g.UID)
 	}
 	n.o.applied = append(n.o.applied, uids)
+	return nil
+}
+
+func (n stubNetwork) OpenStorage(_ context.Context, ports map[string][]uint16) error {
+	n.o.mu.Lock()
+	defer n.o.mu.Unlock()
+	n.o.storage = ports
 	return nil
 }
 

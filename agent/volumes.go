@@ -380,12 +380,17 @@ func (k *volumeKeeper) carryTo(ctx context.Context, conn net.Conn, source *v1.Vo
 		stop := context.AfterFunc(until, func() { conn.Close(); local.Close() })
 		defer stop()
 	}
+	return carryBoth(conn, local)
+}
+
+// carryBoth carries what comes from one connection to the other, both ways, until either ends. It closes both.
+func carryBoth(a, b net.Conn) error {
 	done := make(chan error, 2)
-	for _, way := range [][2]net.Conn{{conn, local}, {local, conn}} {
+	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
 		go func() {
 			_, err := io.Copy(way[0], way[1])
-			conn.Close()
-			local.Close()
+			a.Close()
+			b.Close()
 			done <- err
 		}()
 	}

@@ -57,6 +57,8 @@ const (
 	Exhausted
 	// Unauthenticated refuses a caller who was removed.
 	Unauthenticated
+	// Denied refuses a caller what others may do.
+	Denied
 )
 
 // Refusal says why a request is refused.

@@ -123,6 +123,9 @@ func checkSpec(spec *v1.ClusterSpec) error {
 	if spec.OnHostLoss == v1.OnHostLoss_ON_HOST_LOSS_RESTART {
 		spec.OnHostLoss = v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED
 	}
+	if err := checkMounts(spec); err != nil {
+		return err
+	}
 	slices.Sort(spec.Sites)
 	spec.Sites = slices.Compact(spec.Sites)
 	return nil
@@ -157,6 +160,9 @@ func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform,
 		if !known[site] {
 			return nil, nil, Missing("site", site, known)
 		}
+	}
+	if err := a.allowedMounts(spec); err != nil {
+		return nil, nil, err
 	}
 	if err := checkQuota(a.Objects, a.Caller.Name, spec); err != nil {
 		return nil, nil, err
@@ -274,6 +280,7 @@ func specDifferences(have, want *v1.ClusterSpec) string {
 	add(have.GetLeaseMs() != want.GetLeaseMs(), "its lease is %s, not %s", leaseName(have), leaseName(want))
 	add(have.GetOnHostLoss() != want.GetOnHostLoss(), "on the loss of a host it is to %s, not %s", lossName(have.GetOnHostLoss()), lossName(want.GetOnHostLoss()))
 	add(have.GetVolume() != want.GetVolume(), "its home lies on %s, not on %s", volumeName(have), volumeName(want))
+	add(!slices.EqualFunc(have.GetMounts(), want.GetMounts(), func(a, b *v1.Mount) bool { return proto.Equal(a, b) }), "it mounts %s, not %s", listOr(mountNames(have), "nothing"), listOr(mountNames(want), "nothing"))
 	add(have.GetCpu() != want.GetCpu(), "its guests' CPU is %s, not %s", cmp.Or(have.GetCpu(), "baseline"), cmp.Or(want.GetCpu(), "baseline"))
 	return strings.Join(d, "; ")
 }
@@ -293,6 +300,17 @@ func volumeName(spec *v1.ClusterSpec) string {
 		return "the first guest's memory"
 	}
 	return "volume " + spec.GetVolume()
+}
+
+func mountNames(spec *v1.ClusterSpec) (names []string) {
+	for _, m := range spec.GetMounts() {
+		mode := ""
+		if m.ReadOnly {
+			mode = ":ro"
+		}
+		names = append(names, m.Server+":"+m.Path+":"+m.At+mode)
+	}
+	return names
 }
 
 func leaseName(spec *v1.ClusterSpec) string {

@@ -98,6 +98,9 @@ func (x *index) see(w *World) {
 	differences(before.Clusters, w.Clusters, func(name string, _, _ *v1.Cluster) { x.markCluster(name) })
 	differences(before.Checkpoints, w.Checkpoints, x.seeCheckpoint)
 	differences(before.Volumes, w.Volumes, x.seeVolume)
+	if !sameMap(before.Storages, w.Storages) {
+		x.markMounts()
+	}
 	differences(before.Hosts, w.Hosts, x.seeHost)
 	if !sameMap(before.Images, w.Images) {
 		x.imageDigest, x.everything = nil, true
@@ -309,6 +312,21 @@ func (x *index) markUsers(v *v1.Volume) {
 func (x *index) markVolumes(cluster *v1.Cluster) {
 	if v := x.objects.Volumes[cluster.GetSpec().GetVolume()]; v != nil {
 		x.hosts[v.Host] = true
+	}
+}
+
+// markMounts marks the hosts of the clusters that mount storage: what is allowed may have changed.
+func (x *index) markMounts() {
+	for name, c := range x.objects.Clusters {
+		if len(c.Spec.GetMounts()) == 0 {
+			continue
+		}
+		for g := range x.ofCluster[name] {
+			x.hosts[g.Host] = true
+			if m := x.moves[g.Meta.Uid]; m != nil {
+				x.hosts[m.Source], x.hosts[m.Target] = true, true
+			}
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ type Objects struct {
 	Policies    map[string]*v1.Policy      // the kept versions
 	Checkpoints map[string]*v1.Checkpoint
 	Volumes     map[string]*v1.Volume
+	Storages    map[string]*v1.Storage
 	// Unreadable are objects whose stored value cannot be read, by key. Their earlier values stay in force.
 	Unreadable map[string]error
 }
@@ -44,7 +45,7 @@ func NoObjects() *Objects {
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
 		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{}, Checkpoints: map[string]*v1.Checkpoint{},
-		Volumes: map[string]*v1.Volume{},
+		Volumes: map[string]*v1.Volume{}, Storages: map[string]*v1.Storage{},
 	}
 }
 
@@ -140,6 +141,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "checkpoint", &w.Checkpoints, op.Kind, o)
 		case *v1.Volume:
 			applyTo(w, "volume", &w.Volumes, op.Kind, o)
+		case *v1.Storage:
+			applyTo(w, "storage", &w.Storages, op.Kind, o)
 		case *v1.Policy:
 			applyTo(w, "policy", &w.Policies, op.Kind, o)
 		default:

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"text/template"
 )
@@ -24,7 +25,7 @@ import (
 //
 // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
-// overlay enabled forwarding); sent (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is
+// overlay enabled forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is
 // full, packets pass uncounted.
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
@@ -36,6 +37,7 @@ table inet watari {
 	set clusters { type ipv4_addr; flags interval; {{with .Clusters}}elements = { {{.}} }{{end}} }
 	set pairs { type ipv4_addr . ipv4_addr; flags interval; {{with .Pairs}}elements = { {{.}} }{{end}} }
 	set opened { type ifname; {{with .Opened}}elements = { {{.}} }{{end}} }
+	set storage { type ifname . ipv4_addr . inet_service; {{with .Storage}}elements = { {{.}} }{{end}} }
 	set sent { type ifname . ipv4_addr; flags dynamic,timeout; timeout {{.KeepSent}}s; size {{.MaxSent}}; }
 
 	chain untracked {
@@ -87,6 +89,7 @@ table inet watari {
 		drop
 	}
 	chain guest_to_host {
+		iifname . ip saddr . tcp dport @storage ip daddr {{.Gateway}} accept
 		icmp type echo-request ip daddr {{.Gateway}} limit rate 50/second accept
 		drop
 	}
@@ -98,6 +101,7 @@ table inet watari {
 		ip daddr @clusters goto host_to_guest
 	}
 	chain host_to_guest {
+		oifname . ip daddr . tcp sport @storage ip saddr {{.Gateway}} accept
 		icmp type { destination-unreachable, time-exceeded, echo-reply } accept
 		drop
 	}
@@ -113,13 +117,18 @@ func (o *Overlay) installFilter(ctx context.Context) error {
 	if err := ruleset.Execute(&text, o.rulesetData()); err != nil {
 		return fmt.Errorf("write packet filter: %w", err)
 	}
-	return nft(ctx, text.String())
+	if err := nft(ctx, text.String()); err != nil {
+		return err
+	}
+	o.opened = o.storageElements()
+	return nil
 }
 
 type rulesetData struct {
 	LAN, WireGuard                                   string
 	Gateway                                          netip.Addr
 	Taps, Sources, Prefixes, Clusters, Pairs, Opened string
+	Storage                                          string
 	KeepSent, MaxSent, TunnelPort                    int
 	Hosts                                            netip.Prefix
 }
@@ -141,6 +150,7 @@ func (o *Overlay) rulesetData() rulesetData {
 		Taps: elements(taps), Sources: elements(sources), Prefixes: elements(prefixes),
 		Clusters: elements(clusters), Pairs: elements(pairs), KeepSent: int(keepSent.Seconds()), MaxSent: maxSent,
 		TunnelPort: o.cfg.TunnelPort, Hosts: hostPrefix,
+		Storage: elements(slices.Collect(maps.Keys(o.storageElements()))),
 	}
 	if f, ok := o.readSavedLAN(); ok && f.Forwarding == "0" {
 		d.Opened = quote(o.lan.name)
@@ -182,14 +192,59 @@ func (o *Overlay) filterGuest(ctx context.Context, tap string, g Guest) error {
 		text.WriteString(clusterLines("add", prefix))
 	}
 	o.guests[g.UID], o.clusters[prefix] = g, true
-	return o.changeFilter(ctx, text.String())
+	return o.changeFilter(ctx, text.String()+o.storageLines())
 }
 
 func (o *Overlay) unfilterGuest(ctx context.Context, tap string, g Guest) error {
 	delete(o.guests, g.UID)
 	return o.changeFilter(ctx, setLine("delete", "taps", quote(tap))+
 		setLine("delete", "sources", sourceElement(tap, g))+
-		setLine("delete", "prefixes", prefixElement(tap, g)))
+		setLine("delete", "prefixes", prefixElement(tap, g))+o.storageLines())
+}
+
+// storageElements returns the set of the ports at which the guests that are plugged in here reach storage.
+func (o *Overlay) storageElements() map[string]bool {
+	set := map[string]bool{}
+	for uid, ports := range o.storage {
+		g, here := o.guests[uid]
+		for _, port := range ports {
+			if here {
+				set[sourceElement(TapName(uid), g)+" . "+strconv.Itoa(int(port))] = true
+			}
+		}
+	}
+	return set
+}
+
+// storageLines returns what brings these ports into the filter. If that fails, changeFilter installs the whole table.
+func (o *Overlay) storageLines() string {
+	wanted := o.storageElements()
+	var text strings.Builder
+	if gone := missing(o.opened, wanted); len(gone) > 0 {
+		text.WriteString(setLine("delete", "storage", gone...))
+	}
+	if added := missing(wanted, o.opened); len(added) > 0 {
+		text.WriteString(setLine("add", "storage", added...))
+	}
+	o.opened = wanted
+	return text.String()
+}
+
+// OpenStorage lets guests reach these TCP ports of their gateway, by uid, and no others. A guest need not be plugged in yet.
+func (o *Overlay) OpenStorage(ctx context.Context, ports map[string][]uint16) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.storage = ports
+	if len(ports) == 0 && len(o.opened) == 0 {
+		return nil
+	}
+	if err := o.prepare(ctx); err != nil {
+		return fmt.Errorf("open guests' way to storage: %w", err)
+	}
+	if err := o.changeFilter(ctx, o.storageLines()); err != nil {
+		return fmt.Errorf("open guests' way to storage: %w", err)
+	}
+	return nil
 }
 
 // filterClusters updates the filter with the clusters of the last NetworkWanted and those of the guests plugged in

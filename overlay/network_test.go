@@ -242,6 +242,51 @@ func TestClustersAndHostsAreKeptApart(t *testing.T) {
 	}
 }
 
+// A guest reaches the ports of its gateway that were opened for it: not its neighbour, and no other port.
+func TestStorageIsOpenedForAGuest(t *testing.T) {
+	w := newWorld(t)
+	one, other := w.guest(1, 0, "a1"), w.guest(2, 0, "a1")
+	w.apply()
+	host := w.hosts["a1"]
+	const port = 7201
+	if err := host.Listen(port, port+1); err != nil {
+		t.Fatal(err)
+	}
+	connects := func(g *nethost.Guest, port int) bool {
+		_, err := g.Run(t.Context(), "timeout", "0.5", "bash", "-c", fmt.Sprintf("</dev/tcp/%s/%d", overlay.Gateway, port))
+		return err == nil
+	}
+	open := func(ports map[string][]uint16) {
+		t.Helper()
+		if err := host.OpenStorage(ports); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if connects(one, port) {
+		t.Error("a guest connects to its host")
+	}
+	open(map[string][]uint16{one.UID: {port}, "00000000-absent": {port}})
+	if !connects(one, port) {
+		t.Error("the guest does not connect to what was opened for it")
+	}
+	if connects(other, port) || connects(one, port+1) {
+		t.Error("more was opened")
+	}
+	// Another program flushes the table, and the agent is a new one.
+	if _, err := host.StartAgent(); err != nil {
+		t.Fatal(err)
+	}
+	host.Run(t.Context(), "nft", "delete", "table", "inet", "watari")
+	open(map[string][]uint16{one.UID: {port}})
+	if !connects(one, port) || connects(other, port) {
+		t.Error("a new agent does not open it again")
+	}
+	open(nil)
+	if connects(one, port) {
+		t.Error("it stays open")
+	}
+}
+
 func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w := newWorld(t)
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")

@@ -111,6 +111,8 @@ type Overlay struct {
 	clusters     map[netip.Prefix]bool          // in the filter
 	wanted       map[netip.Prefix]bool          // the clusters of the last NetworkWanted
 	leftOut      []string                       // parts of the last NetworkWanted that make no sense, with the reasons
+	storage      map[string][]uint16            // ports of the gateway that guests may reach, by UID
+	opened       map[string]bool                // elements of the filter's set of them
 	accepted     time.Time                      // when the iptables rules were last checked
 	endpoints    map[wgtypes.Key]netip.AddrPort // as last set; a peer may have roamed since
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted

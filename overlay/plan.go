@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -314,14 +315,14 @@ func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, no
 	return now.Sub(have.handshake) > silence
 }
 
-// missing returns the prefixes that are in a and not in b, in order.
-func missing(a, b map[netip.Prefix]bool) []netip.Prefix {
-	var out []netip.Prefix
-	for prefix := range a {
-		if !b[prefix] {
-			out = append(out, prefix)
+// missing returns what is in a and not in b, in the order of the texts.
+func missing[K comparable](a, b map[K]bool) []K {
+	var out []K
+	for key := range a {
+		if !b[key] {
+			out = append(out, key)
 		}
 	}
-	slices.SortFunc(out, func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
+	slices.SortFunc(out, func(x, y K) int { return strings.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
 	return out
 }

@@ -102,6 +102,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Checkpoints[name])
 	case *v1.Volume:
 		return orNil(o.Volumes[name])
+	case *v1.Storage:
+		return orNil(o.Storages[name])
 	case *v1.Policy:
 		return orNil(o.Policies[name])
 	}

@@ -1734,6 +1734,270 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
+type AllowStorageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Storage       *Storage               `protobuf:"bytes,1,opt,name=storage,proto3" json:"storage,omitempty"` // without gateway_port
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowStorageRequest) Reset() {
+	*x = AllowStorageRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowStorageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowStorageRequest) ProtoMessage() {}
+
+func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
+func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *AllowStorageRequest) GetStorage() *Storage {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+type AllowStorageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Storage       *Storage               `protobuf:"bytes,1,opt,name=storage,proto3" json:"storage,omitempty"`
+	Existed       bool                   `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"` // an equal one was there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowStorageResponse) Reset() {
+	*x = AllowStorageResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowStorageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowStorageResponse) ProtoMessage() {}
+
+func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
+func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AllowStorageResponse) GetStorage() *Storage {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+func (x *AllowStorageResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
+}
+
+type ListStorageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStorageRequest) Reset() {
+	*x = ListStorageRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStorageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStorageRequest) ProtoMessage() {}
+
+func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
+func (*ListStorageRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+}
+
+type ListStorageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Storage       []*Storage             `protobuf:"bytes,1,rep,name=storage,proto3" json:"storage,omitempty"` // that the caller may mount, by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStorageResponse) Reset() {
+	*x = ListStorageResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStorageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStorageResponse) ProtoMessage() {}
+
+func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
+func (*ListStorageResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListStorageResponse) GetStorage() []*Storage {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+type ForbidStorageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // even if clusters use it: failed_precondition otherwise
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForbidStorageRequest) Reset() {
+	*x = ForbidStorageRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForbidStorageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForbidStorageRequest) ProtoMessage() {}
+
+func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
+func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ForbidStorageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ForbidStorageRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type ForbidStorageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForbidStorageResponse) Reset() {
+	*x = ForbidStorageResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForbidStorageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForbidStorageResponse) ProtoMessage() {}
+
+func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
+func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+}
+
 type CreateCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1745,7 +2009,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +2021,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +2034,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -1804,7 +2068,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1816,7 +2080,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1829,7 +2093,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -1857,7 +2121,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +2133,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2146,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -1915,7 +2179,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2191,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2204,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -1959,7 +2223,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1971,7 +2235,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1984,7 +2248,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2002,7 +2266,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2278,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2291,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2040,7 +2304,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2316,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2329,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2091,7 +2355,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2367,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2380,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2137,7 +2401,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2413,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2426,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2196,7 +2460,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2472,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2485,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -2247,7 +2511,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2523,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2536,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -2291,7 +2555,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2567,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2580,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2337,7 +2601,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2613,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2626,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -2396,7 +2660,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2672,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2685,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -2448,7 +2712,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2724,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2737,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -2499,7 +2763,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2775,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2788,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -2543,7 +2807,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2819,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2832,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -2587,7 +2851,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2863,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2876,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -2631,7 +2895,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2907,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2920,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -2675,7 +2939,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2951,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2964,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -2722,7 +2986,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2998,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3011,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -2788,7 +3052,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +3064,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +3077,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -2839,7 +3103,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +3115,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +3128,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -2884,7 +3148,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3160,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3173,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2938,7 +3202,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3214,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3227,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3003,7 +3267,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3279,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3292,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3049,7 +3313,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3325,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3338,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3107,7 +3371,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3383,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3396,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3154,7 +3418,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3430,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3443,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -3219,7 +3483,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3495,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3508,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -3266,7 +3530,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3542,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3555,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -3332,7 +3596,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3608,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3621,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -3383,7 +3647,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +3659,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +3672,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -3427,7 +3691,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3439,7 +3703,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3452,7 +3716,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -3473,7 +3737,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3749,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3762,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -3531,7 +3795,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3543,7 +3807,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3556,7 +3820,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -3579,7 +3843,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3855,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3868,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -3637,7 +3901,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3649,7 +3913,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3662,7 +3926,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -3681,7 +3945,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3957,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3970,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -3725,7 +3989,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +4001,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +4014,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -3770,7 +4034,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4046,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4059,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -3821,7 +4085,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3833,7 +4097,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3846,7 +4110,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -3868,7 +4132,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +4144,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +4157,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -3919,7 +4183,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4195,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4208,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -3966,7 +4230,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4242,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4255,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4033,7 +4297,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4309,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4322,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4092,7 +4356,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4368,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4381,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4144,7 +4408,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4156,7 +4420,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4169,7 +4433,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4197,7 +4461,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4473,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4486,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -4256,7 +4520,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4532,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4545,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -4306,7 +4570,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4582,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4595,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 type ListUsersResponse struct {
@@ -4343,7 +4607,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4619,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4632,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -4387,7 +4651,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4399,7 +4663,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4412,7 +4676,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -4430,7 +4694,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4706,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4719,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 type SetQuotaRequest struct {
@@ -4468,7 +4732,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4480,7 +4744,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4493,7 +4757,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -4519,7 +4783,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4531,7 +4795,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4544,7 +4808,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -4565,7 +4829,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4841,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4854,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -4626,7 +4890,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4638,7 +4902,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4651,7 +4915,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -4679,7 +4943,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4691,7 +4955,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4704,7 +4968,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -4737,7 +5001,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4749,7 +5013,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4762,7 +5026,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -4782,7 +5046,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +5058,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +5071,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -4842,7 +5106,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +5118,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +5131,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -4944,7 +5208,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4956,7 +5220,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4969,7 +5233,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5002,7 +5266,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5014,7 +5278,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5027,7 +5291,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5045,7 +5309,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5057,7 +5321,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5070,7 +5334,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5084,7 +5348,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5096,7 +5360,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5109,7 +5373,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5143,7 +5407,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5155,7 +5419,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5168,7 +5432,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5202,7 +5466,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5214,7 +5478,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5227,7 +5491,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -5306,7 +5570,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5318,7 +5582,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5331,7 +5595,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -5379,7 +5643,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5391,7 +5655,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5404,7 +5668,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -5431,7 +5695,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5443,7 +5707,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5456,7 +5720,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -5482,7 +5746,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5758,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +5771,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5528,7 +5792,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5540,7 +5804,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5553,7 +5817,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -5587,7 +5851,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5599,7 +5863,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5612,7 +5876,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -5644,7 +5908,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5920,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5933,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -5724,7 +5988,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5736,7 +6000,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5749,7 +6013,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -5776,7 +6040,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5788,7 +6052,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5801,7 +6065,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -5833,7 +6097,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5845,7 +6109,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +6122,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -5914,7 +6178,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6190,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6203,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -5975,7 +6239,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5987,7 +6251,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6000,7 +6264,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6042,7 +6306,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6318,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6331,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6107,7 +6371,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6119,7 +6383,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6132,7 +6396,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6198,7 +6462,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6210,7 +6474,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6223,7 +6487,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -6273,7 +6537,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6285,7 +6549,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6298,7 +6562,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -6337,7 +6601,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6349,7 +6613,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6362,7 +6626,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -6508,7 +6772,19 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\avolumes\x18\x01 \x03(\v2\x11.watari.v1.VolumeR\avolumes\")\n" +
 	"\x13DeleteVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteVolumeResponse\"c\n" +
+	"\x14DeleteVolumeResponse\"C\n" +
+	"\x13AllowStorageRequest\x12,\n" +
+	"\astorage\x18\x01 \x01(\v2\x12.watari.v1.StorageR\astorage\"^\n" +
+	"\x14AllowStorageResponse\x12,\n" +
+	"\astorage\x18\x01 \x01(\v2\x12.watari.v1.StorageR\astorage\x12\x18\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\"\x14\n" +
+	"\x12ListStorageRequest\"C\n" +
+	"\x13ListStorageResponse\x12,\n" +
+	"\astorage\x18\x01 \x03(\v2\x12.watari.v1.StorageR\astorage\"@\n" +
+	"\x14ForbidStorageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"\x17\n" +
+	"\x15ForbidStorageResponse\"c\n" +
 	"\x17CreateCheckpointRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06pinned\x18\x02 \x01(\bR\x06pinned\x12\x16\n" +
@@ -6827,7 +7103,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xce!\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xc1#\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -6867,7 +7143,10 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x11RestoreCheckpoint\x12#.watari.v1.RestoreCheckpointRequest\x1a$.watari.v1.RestoreCheckpointResponse\x12O\n" +
 	"\fCreateVolume\x12\x1e.watari.v1.CreateVolumeRequest\x1a\x1f.watari.v1.CreateVolumeResponse\x12L\n" +
 	"\vListVolumes\x12\x1d.watari.v1.ListVolumesRequest\x1a\x1e.watari.v1.ListVolumesResponse\x12O\n" +
-	"\fDeleteVolume\x12\x1e.watari.v1.DeleteVolumeRequest\x1a\x1f.watari.v1.DeleteVolumeResponse\x12F\n" +
+	"\fDeleteVolume\x12\x1e.watari.v1.DeleteVolumeRequest\x1a\x1f.watari.v1.DeleteVolumeResponse\x12O\n" +
+	"\fAllowStorage\x12\x1e.watari.v1.AllowStorageRequest\x1a\x1f.watari.v1.AllowStorageResponse\x12L\n" +
+	"\vListStorage\x12\x1d.watari.v1.ListStorageRequest\x1a\x1e.watari.v1.ListStorageResponse\x12R\n" +
+	"\rForbidStorage\x12\x1f.watari.v1.ForbidStorageRequest\x1a .watari.v1.ForbidStorageResponse\x12F\n" +
 	"\tCreateRun\x12\x1b.watari.v1.CreateRunRequest\x1a\x1c.watari.v1.CreateRunResponse\x12C\n" +
 	"\bStartRun\x12\x1a.watari.v1.StartRunRequest\x1a\x1b.watari.v1.StartRunResponse\x12C\n" +
 	"\bListRuns\x12\x1a.watari.v1.ListRunsRequest\x1a\x1b.watari.v1.ListRunsResponse\x12F\n" +
@@ -6906,7 +7185,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 126)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -6943,319 +7222,335 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ListVolumesResponse)(nil),       // 32: watari.v1.ListVolumesResponse
 	(*DeleteVolumeRequest)(nil),       // 33: watari.v1.DeleteVolumeRequest
 	(*DeleteVolumeResponse)(nil),      // 34: watari.v1.DeleteVolumeResponse
-	(*CreateCheckpointRequest)(nil),   // 35: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 36: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 37: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 38: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 39: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 40: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 41: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 42: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 43: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 44: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 45: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 46: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 47: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 48: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 49: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 50: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 51: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 52: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 53: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 54: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 55: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 56: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 57: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 58: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 59: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 60: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 61: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 62: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 63: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 64: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 65: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 66: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 67: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 68: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 69: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 70: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 71: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 72: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 73: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 74: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 75: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 76: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 77: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 78: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 79: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 80: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 81: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 82: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 83: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 84: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 85: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 86: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 87: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 88: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 89: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 90: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 91: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 92: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 93: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 94: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 95: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 96: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 97: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 98: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 99: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 100: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 101: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 102: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 103: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 104: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 105: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 106: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 107: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 108: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 109: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 110: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 111: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 112: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 113: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 114: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 115: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 116: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 117: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 118: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 119: watari.v1.RecoverResponse
-	nil,                               // 120: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 121: watari.v1.User
-	(*Host)(nil),                      // 122: watari.v1.Host
-	(*Image)(nil),                     // 123: watari.v1.Image
-	(*Blob)(nil),                      // 124: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 125: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 126: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 127: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 128: watari.v1.Volume
-	(*Checkpoint)(nil),                // 129: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 130: watari.v1.Guest
-	(*KeptConsole)(nil),               // 131: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 132: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 133: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 134: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 135: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 136: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 137: watari.v1.Migration
-	(*RunSpec)(nil),                   // 138: watari.v1.RunSpec
-	(*Run)(nil),                       // 139: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 140: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 141: google.protobuf.Timestamp
-	(Role)(0),                         // 142: watari.v1.Role
-	(*Quota)(nil),                     // 143: watari.v1.Quota
-	(*HostSample)(nil),                // 144: watari.v1.HostSample
-	(*GuestSample)(nil),               // 145: watari.v1.GuestSample
-	(*Event)(nil),                     // 146: watari.v1.Event
-	(*Policy)(nil),                    // 147: watari.v1.Policy
+	(*AllowStorageRequest)(nil),       // 35: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 36: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 37: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 38: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 39: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 40: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 41: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 42: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 43: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 44: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 45: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 46: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 47: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 48: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 49: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 50: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 51: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 52: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 53: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 54: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 55: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 56: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 57: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 58: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 59: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 60: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 61: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 62: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 63: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 64: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 65: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 66: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 67: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 68: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 69: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 70: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 71: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 72: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 73: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 74: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 75: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 76: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 77: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 78: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 79: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 80: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 81: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 82: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 83: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 84: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 85: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 86: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 87: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 88: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 89: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 90: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 91: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 92: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 93: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 94: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 95: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 96: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 97: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 98: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 99: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 100: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 101: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 102: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 103: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 104: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 105: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 106: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 107: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 108: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 109: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 110: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 111: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 112: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 113: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 114: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 115: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 116: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 117: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 118: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 119: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 120: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 121: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 122: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 123: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 124: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 125: watari.v1.RecoverResponse
+	nil,                               // 126: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 127: watari.v1.User
+	(*Host)(nil),                      // 128: watari.v1.Host
+	(*Image)(nil),                     // 129: watari.v1.Image
+	(*Blob)(nil),                      // 130: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 131: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 132: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 133: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 134: watari.v1.Volume
+	(*Storage)(nil),                   // 135: watari.v1.Storage
+	(*Checkpoint)(nil),                // 136: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 137: watari.v1.Guest
+	(*KeptConsole)(nil),               // 138: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 139: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 140: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 141: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 142: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 143: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 144: watari.v1.Migration
+	(*RunSpec)(nil),                   // 145: watari.v1.RunSpec
+	(*Run)(nil),                       // 146: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 147: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 148: google.protobuf.Timestamp
+	(Role)(0),                         // 149: watari.v1.Role
+	(*Quota)(nil),                     // 150: watari.v1.Quota
+	(*HostSample)(nil),                // 151: watari.v1.HostSample
+	(*GuestSample)(nil),               // 152: watari.v1.GuestSample
+	(*Event)(nil),                     // 153: watari.v1.Event
+	(*Policy)(nil),                    // 154: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	121, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	122, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	122, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	122, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	122, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	123, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	123, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	124, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	123, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	125, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	126, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	126, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	126, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	127, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	128, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	128, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	129, // 16: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	129, // 17: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	129, // 18: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	127, // 19: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	126, // 20: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	128, // 21: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	129, // 22: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	126, // 23: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	128, // 24: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	130, // 25: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	130, // 26: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	130, // 27: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	131, // 28: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	132, // 29: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	133, // 30: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	134, // 31: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	135, // 32: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	136, // 33: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	137, // 34: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	137, // 35: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	137, // 36: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	138, // 37: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	139, // 38: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	139, // 39: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	139, // 40: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	139, // 41: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	139, // 42: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	140, // 43: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	141, // 44: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	142, // 45: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	143, // 46: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	121, // 47: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	121, // 48: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	143, // 49: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	121, // 50: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	141, // 51: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	144, // 52: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	93,  // 53: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	141, // 54: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	145, // 55: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	96,  // 56: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	146, // 57: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	141, // 58: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	126, // 59: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	130, // 60: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	122, // 61: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	137, // 62: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	139, // 63: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	130, // 64: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	129, // 65: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	128, // 66: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	147, // 67: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	147, // 68: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	141, // 69: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	141, // 70: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	109, // 71: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	141, // 72: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	112, // 73: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	141, // 74: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	140, // 75: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	120, // 76: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 77: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	116, // 78: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	117, // 79: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	118, // 80: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 81: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 82: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 83: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 84: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 85: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 86: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 87: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 88: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 89: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 90: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	21,  // 91: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	23,  // 92: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	25,  // 93: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	27,  // 94: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	49,  // 95: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	51,  // 96: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	53,  // 97: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	55,  // 98: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	57,  // 99: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	59,  // 100: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	61,  // 101: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	63,  // 102: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	65,  // 103: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	67,  // 104: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	69,  // 105: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	35,  // 106: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	37,  // 107: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	39,  // 108: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	41,  // 109: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	43,  // 110: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	45,  // 111: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	47,  // 112: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	29,  // 113: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	31,  // 114: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	33,  // 115: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	71,  // 116: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	73,  // 117: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	75,  // 118: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	77,  // 119: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	79,  // 120: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	81,  // 121: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	83,  // 122: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	85,  // 123: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	87,  // 124: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	89,  // 125: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	115, // 126: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	91,  // 127: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	94,  // 128: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	103, // 129: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	105, // 130: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	107, // 131: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	110, // 132: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	97,  // 133: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	101, // 134: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	99,  // 135: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	113, // 136: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 137: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 138: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 139: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 140: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 141: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 142: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 143: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 144: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 145: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 146: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	22,  // 147: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	24,  // 148: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	26,  // 149: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	28,  // 150: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	50,  // 151: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	52,  // 152: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	54,  // 153: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	56,  // 154: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	58,  // 155: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	60,  // 156: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	62,  // 157: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	64,  // 158: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	66,  // 159: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	68,  // 160: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	70,  // 161: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	36,  // 162: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	38,  // 163: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	40,  // 164: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	42,  // 165: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	44,  // 166: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	46,  // 167: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	48,  // 168: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	30,  // 169: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	32,  // 170: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	34,  // 171: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	72,  // 172: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	74,  // 173: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	76,  // 174: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	78,  // 175: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	80,  // 176: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	82,  // 177: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	84,  // 178: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	86,  // 179: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	88,  // 180: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	90,  // 181: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	119, // 182: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	92,  // 183: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	95,  // 184: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	104, // 185: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	106, // 186: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	108, // 187: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	111, // 188: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	98,  // 189: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	102, // 190: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	100, // 191: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	114, // 192: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	137, // [137:193] is the sub-list for method output_type
-	81,  // [81:137] is the sub-list for method input_type
-	81,  // [81:81] is the sub-list for extension type_name
-	81,  // [81:81] is the sub-list for extension extendee
-	0,   // [0:81] is the sub-list for field type_name
+	127, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	128, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	128, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	128, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	128, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	129, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	129, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	130, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	129, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	131, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	132, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	132, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	132, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	133, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	134, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	134, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	135, // 16: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	135, // 17: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	135, // 18: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	136, // 19: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	136, // 20: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	136, // 21: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	133, // 22: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	132, // 23: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	134, // 24: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	136, // 25: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	132, // 26: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	134, // 27: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	137, // 28: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	137, // 29: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	137, // 30: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	138, // 31: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	139, // 32: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	140, // 33: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	141, // 34: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	142, // 35: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	143, // 36: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	144, // 37: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	144, // 38: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	144, // 39: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	145, // 40: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	146, // 41: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	146, // 42: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	146, // 43: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	146, // 44: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	146, // 45: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	147, // 46: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	148, // 47: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	149, // 48: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	150, // 49: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	127, // 50: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	127, // 51: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	150, // 52: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	127, // 53: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	148, // 54: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	151, // 55: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	99,  // 56: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	148, // 57: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	152, // 58: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	102, // 59: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	153, // 60: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	148, // 61: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	132, // 62: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	137, // 63: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	128, // 64: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	144, // 65: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	146, // 66: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	137, // 67: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	136, // 68: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	134, // 69: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	154, // 70: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	154, // 71: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	148, // 72: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	148, // 73: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	115, // 74: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	148, // 75: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	118, // 76: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	148, // 77: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	147, // 78: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	126, // 79: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 80: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	122, // 81: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	123, // 82: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	124, // 83: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 84: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 85: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 86: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 87: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 88: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 89: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 90: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 91: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 92: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 93: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	21,  // 94: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	23,  // 95: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	25,  // 96: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	27,  // 97: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	55,  // 98: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	57,  // 99: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	59,  // 100: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	61,  // 101: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	63,  // 102: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	65,  // 103: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	67,  // 104: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	69,  // 105: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	71,  // 106: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	73,  // 107: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	75,  // 108: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	41,  // 109: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	43,  // 110: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	45,  // 111: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	47,  // 112: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	49,  // 113: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	51,  // 114: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	53,  // 115: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	29,  // 116: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	31,  // 117: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	33,  // 118: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	35,  // 119: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	37,  // 120: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	39,  // 121: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	77,  // 122: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	79,  // 123: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	81,  // 124: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	83,  // 125: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	85,  // 126: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	87,  // 127: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	89,  // 128: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	91,  // 129: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	93,  // 130: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	95,  // 131: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	121, // 132: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	97,  // 133: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	100, // 134: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	109, // 135: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	111, // 136: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	113, // 137: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	116, // 138: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	103, // 139: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	107, // 140: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	105, // 141: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	119, // 142: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 143: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 144: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 145: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 146: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 147: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 148: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 149: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 150: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 151: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 152: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	22,  // 153: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	24,  // 154: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	26,  // 155: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	28,  // 156: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	56,  // 157: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	58,  // 158: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	60,  // 159: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	62,  // 160: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	64,  // 161: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	66,  // 162: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	68,  // 163: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	70,  // 164: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	72,  // 165: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	74,  // 166: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	76,  // 167: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	42,  // 168: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	44,  // 169: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	46,  // 170: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	48,  // 171: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	50,  // 172: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	52,  // 173: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	54,  // 174: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	30,  // 175: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	32,  // 176: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	34,  // 177: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	36,  // 178: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	38,  // 179: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	40,  // 180: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	78,  // 181: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	80,  // 182: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	82,  // 183: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	84,  // 184: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	86,  // 185: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	88,  // 186: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	90,  // 187: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	92,  // 188: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	94,  // 189: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	96,  // 190: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	125, // 191: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	98,  // 192: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	101, // 193: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	110, // 194: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	112, // 195: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	114, // 196: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	117, // 197: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	104, // 198: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	108, // 199: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	106, // 200: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	120, // 201: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	143, // [143:202] is the sub-list for method output_type
+	84,  // [84:143] is the sub-list for method input_type
+	84,  // [84:84] is the sub-list for extension type_name
+	84,  // [84:84] is the sub-list for extension extendee
+	0,   // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -7271,7 +7566,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   120,
+			NumMessages:   126,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -109,6 +109,7 @@ type Identity struct {
 	User          string                 `protobuf:"bytes,18,opt,name=user,proto3" json:"user,omitempty"`                                        // the ordinary user's name
 	Uid           uint32                 `protobuf:"varint,19,opt,name=uid,proto3" json:"uid,omitempty"`                                         // its number, also the group's
 	Volume        bool                   `protobuf:"varint,20,opt,name=volume,proto3" json:"volume,omitempty"`                                   // the home of this guest lies on its volume
+	Mounts        []*StorageMount        `protobuf:"bytes,21,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -283,6 +284,98 @@ func (x *Identity) GetVolume() bool {
 	return false
 }
 
+func (x *Identity) GetMounts() []*StorageMount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+// StorageMount is a folder of a file server outside that a guest mounts. The guest reaches the server through its gateway.
+type StorageMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Server        string                 `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"` // as hosts resolve it
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	At            string                 `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	GatewayPort   uint32                 `protobuf:"varint,6,opt,name=gateway_port,json=gatewayPort,proto3" json:"gateway_port,omitempty"` // TCP
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StorageMount) Reset() {
+	*x = StorageMount{}
+	mi := &file_watari_v1_guest_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StorageMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StorageMount) ProtoMessage() {}
+
+func (x *StorageMount) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StorageMount.ProtoReflect.Descriptor instead.
+func (*StorageMount) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StorageMount) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *StorageMount) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *StorageMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *StorageMount) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *StorageMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *StorageMount) GetGatewayPort() uint32 {
+	if x != nil {
+		return x.GatewayPort
+	}
+	return 0
+}
+
 type IdentifyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *Identity              `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -293,7 +386,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[2]
+	mi := &file_watari_v1_guest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +398,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[2]
+	mi := &file_watari_v1_guest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,7 +411,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{2}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *IdentifyRequest) GetIdentity() *Identity {
@@ -344,7 +437,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[3]
+	mi := &file_watari_v1_guest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +449,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[3]
+	mi := &file_watari_v1_guest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +462,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *IdentifyResponse) GetDescription() *DescribeResponse {
@@ -387,7 +480,7 @@ type SyncRequest struct {
 
 func (x *SyncRequest) Reset() {
 	*x = SyncRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +492,7 @@ func (x *SyncRequest) String() string {
 func (*SyncRequest) ProtoMessage() {}
 
 func (x *SyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[4]
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +505,7 @@ func (x *SyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
 func (*SyncRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
 }
 
 type SyncResponse struct {
@@ -423,7 +516,7 @@ type SyncResponse struct {
 
 func (x *SyncResponse) Reset() {
 	*x = SyncResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +528,7 @@ func (x *SyncResponse) String() string {
 func (*SyncResponse) ProtoMessage() {}
 
 func (x *SyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,7 +541,7 @@ func (x *SyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncResponse.ProtoReflect.Descriptor instead.
 func (*SyncResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 type DescribeRequest struct {
@@ -459,7 +552,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +564,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +577,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 type DescribeResponse struct {
@@ -499,14 +592,16 @@ type DescribeResponse struct {
 	Mpi          []string               `protobuf:"bytes,8,rep,name=mpi,proto3" json:"mpi,omitempty"`
 	// peers_revision is a hash of the peers it knows, so that the host sees when to tell it again.
 	PeersHash     string       `protobuf:"bytes,9,opt,name=peers_hash,json=peersHash,proto3" json:"peers_hash,omitempty"`
-	OutOfMemory   *OutOfMemory `protobuf:"bytes,10,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // unset: memory has not run out, or an older agent
+	OutOfMemory   *OutOfMemory `protobuf:"bytes,10,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`      // unset: memory has not run out, or an older agent
+	MountsStorage bool         `protobuf:"varint,11,opt,name=mounts_storage,json=mountsStorage,proto3" json:"mounts_storage,omitempty"` // the agent can
+	Storage       string       `protobuf:"bytes,12,opt,name=storage,proto3" json:"storage,omitempty"`                                   // "ready", or why not all storage is mounted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +613,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +626,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DescribeResponse) GetAgentVersion() string {
@@ -604,6 +699,20 @@ func (x *DescribeResponse) GetOutOfMemory() *OutOfMemory {
 	return nil
 }
 
+func (x *DescribeResponse) GetMountsStorage() bool {
+	if x != nil {
+		return x.MountsStorage
+	}
+	return false
+}
+
+func (x *DescribeResponse) GetStorage() string {
+	if x != nil {
+		return x.Storage
+	}
+	return ""
+}
+
 // OutOfMemory tells of processes that the guest's kernel ended because its memory ran out.
 type OutOfMemory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -618,7 +727,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +739,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +752,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OutOfMemory) GetKills() uint64 {
@@ -690,7 +799,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +811,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +824,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetTimeRequest) GetNow() *timestamppb.Timestamp {
@@ -734,7 +843,7 @@ type SetTimeResponse struct {
 
 func (x *SetTimeResponse) Reset() {
 	*x = SetTimeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +855,7 @@ func (x *SetTimeResponse) String() string {
 func (*SetTimeResponse) ProtoMessage() {}
 
 func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +868,7 @@ func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetTimeResponse) GetSteppedNs() int64 {
@@ -784,7 +893,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +905,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +918,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -870,7 +979,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +991,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1004,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PutFileResponse) GetSize() uint64 {
@@ -915,7 +1024,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1036,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1049,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -968,7 +1077,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1089,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1102,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -1038,7 +1147,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1050,7 +1159,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1063,7 +1172,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -1152,7 +1261,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1273,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1286,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1204,7 +1313,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1325,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1338,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Process) GetId() string {
@@ -1313,7 +1422,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1434,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1447,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1411,7 +1520,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1532,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1545,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1491,7 +1600,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1612,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1625,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1541,7 +1650,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1662,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1675,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 type ListProcessesRequest struct {
@@ -1577,7 +1686,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1698,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1711,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 type ListProcessesResponse struct {
@@ -1614,7 +1723,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1735,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1748,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1658,7 +1767,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1779,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1792,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -1701,7 +1810,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1822,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1835,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -1737,7 +1846,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x04Peer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
-	"\x05slots\x18\x03 \x01(\rR\x05slots\"\x96\x04\n" +
+	"\x05slots\x18\x03 \x01(\rR\x05slots\"\xc7\x04\n" +
 	"\bIdentity\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1762,7 +1871,15 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x05epoch\x18\x11 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04user\x18\x12 \x01(\tR\x04user\x12\x10\n" +
 	"\x03uid\x18\x13 \x01(\rR\x03uid\x12\x16\n" +
-	"\x06volume\x18\x14 \x01(\bR\x06volume\"p\n" +
+	"\x06volume\x18\x14 \x01(\bR\x06volume\x12/\n" +
+	"\x06mounts\x18\x15 \x03(\v2\x17.watari.v1.StorageMountR\x06mounts\"\x9e\x01\n" +
+	"\fStorageMount\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x0e\n" +
+	"\x02at\x18\x04 \x01(\tR\x02at\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12!\n" +
+	"\fgateway_port\x18\x06 \x01(\rR\vgatewayPort\"p\n" +
 	"\x0fIdentifyRequest\x12/\n" +
 	"\bidentity\x18\x01 \x01(\v2\x13.watari.v1.IdentityR\bidentity\x12,\n" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"Q\n" +
@@ -1770,7 +1887,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\r\n" +
 	"\vSyncRequest\"\x0e\n" +
 	"\fSyncResponse\"\x11\n" +
-	"\x0fDescribeRequest\"\xc6\x02\n" +
+	"\x0fDescribeRequest\"\x87\x03\n" +
 	"\x10DescribeResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1b\n" +
@@ -1783,7 +1900,9 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"peers_hash\x18\t \x01(\tR\tpeersHash\x12:\n" +
 	"\rout_of_memory\x18\n" +
-	" \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\"\x91\x01\n" +
+	" \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12%\n" +
+	"\x0emounts_storage\x18\v \x01(\bR\rmountsStorage\x12\x18\n" +
+	"\astorage\x18\f \x01(\tR\astorage\"\x91\x01\n" +
 	"\vOutOfMemory\x12\x14\n" +
 	"\x05kills\x18\x01 \x01(\x04R\x05kills\x12\x18\n" +
 	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x10\n" +
@@ -1890,77 +2009,79 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_watari_v1_guest_proto_goTypes = []any{
 	(*Peer)(nil),                  // 0: watari.v1.Peer
 	(*Identity)(nil),              // 1: watari.v1.Identity
-	(*IdentifyRequest)(nil),       // 2: watari.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),      // 3: watari.v1.IdentifyResponse
-	(*SyncRequest)(nil),           // 4: watari.v1.SyncRequest
-	(*SyncResponse)(nil),          // 5: watari.v1.SyncResponse
-	(*DescribeRequest)(nil),       // 6: watari.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 7: watari.v1.DescribeResponse
-	(*OutOfMemory)(nil),           // 8: watari.v1.OutOfMemory
-	(*SetTimeRequest)(nil),        // 9: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),       // 10: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),        // 11: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),       // 12: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),        // 13: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),       // 14: watari.v1.GetFileResponse
-	(*StartProcessRequest)(nil),   // 15: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),  // 16: watari.v1.StartProcessResponse
-	(*Process)(nil),               // 17: watari.v1.Process
-	(*AttachRequest)(nil),         // 18: watari.v1.AttachRequest
-	(*AttachResponse)(nil),        // 19: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),  // 20: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil), // 21: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),  // 22: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 23: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),  // 24: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil), // 25: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*StorageMount)(nil),          // 2: watari.v1.StorageMount
+	(*IdentifyRequest)(nil),       // 3: watari.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),      // 4: watari.v1.IdentifyResponse
+	(*SyncRequest)(nil),           // 5: watari.v1.SyncRequest
+	(*SyncResponse)(nil),          // 6: watari.v1.SyncResponse
+	(*DescribeRequest)(nil),       // 7: watari.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 8: watari.v1.DescribeResponse
+	(*OutOfMemory)(nil),           // 9: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),        // 10: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),       // 11: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),        // 12: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),       // 13: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),        // 14: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),       // 15: watari.v1.GetFileResponse
+	(*StartProcessRequest)(nil),   // 16: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),  // 17: watari.v1.StartProcessResponse
+	(*Process)(nil),               // 18: watari.v1.Process
+	(*AttachRequest)(nil),         // 19: watari.v1.AttachRequest
+	(*AttachResponse)(nil),        // 20: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),  // 21: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil), // 22: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),  // 23: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil), // 24: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),  // 25: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil), // 26: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
-	1,  // 1: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	26, // 2: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
-	7,  // 3: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	26, // 4: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
-	8,  // 5: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
-	26, // 6: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
-	26, // 7: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	17, // 8: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	26, // 9: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	26, // 10: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	17, // 11: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	17, // 12: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
-	2,  // 13: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	6,  // 14: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	9,  // 15: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	4,  // 16: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
-	11, // 17: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	13, // 18: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	15, // 19: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	18, // 20: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	20, // 21: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	22, // 22: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	24, // 23: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	3,  // 24: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	7,  // 25: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	10, // 26: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	5,  // 27: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
-	12, // 28: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	14, // 29: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	16, // 30: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	19, // 31: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	21, // 32: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	23, // 33: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	25, // 34: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	24, // [24:35] is the sub-list for method output_type
-	13, // [13:24] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	2,  // 1: watari.v1.Identity.mounts:type_name -> watari.v1.StorageMount
+	1,  // 2: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
+	27, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	8,  // 4: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
+	27, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	9,  // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
+	27, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	27, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	18, // 9: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	27, // 10: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	27, // 11: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	18, // 12: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	18, // 13: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	3,  // 14: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
+	7,  // 15: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	10, // 16: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	5,  // 17: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
+	12, // 18: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	14, // 19: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	16, // 20: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	19, // 21: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	21, // 22: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	23, // 23: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	25, // 24: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	4,  // 25: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	8,  // 26: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	11, // 27: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	6,  // 28: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
+	13, // 29: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	15, // 30: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	17, // 31: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	20, // 32: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	22, // 33: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	24, // 34: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	26, // 35: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	25, // [25:36] is the sub-list for method output_type
+	14, // [14:25] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_guest_proto_init() }
@@ -1974,7 +2095,7 @@ func file_watari_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -2874,6 +2874,7 @@ type ClusterSpec struct {
 	LeaseMs       uint64     `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	OnHostLoss    OnHostLoss `protobuf:"varint,21,opt,name=on_host_loss,json=onHostLoss,proto3,enum=watari.v1.OnHostLoss" json:"on_host_loss,omitempty"`
 	Volume        string     `protobuf:"bytes,22,opt,name=volume,proto3" json:"volume,omitempty"` // the name of the volume on which the home lies; empty: the home is in the first guest's memory
+	Mounts        []*Mount   `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"` // by at
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2985,6 +2986,183 @@ func (x *ClusterSpec) GetVolume() string {
 	return ""
 }
 
+func (x *ClusterSpec) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+// Mount is a folder of a file server outside, and where guests see it.
+type Mount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Server        string                 `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"` // name or IP address
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`     // of the folder on the server
+	At            string                 `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`         // in the guests
+	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mount) Reset() {
+	*x = Mount{}
+	mi := &file_watari_v1_types_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mount) ProtoMessage() {}
+
+func (x *Mount) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mount.ProtoReflect.Descriptor instead.
+func (*Mount) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Mount) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Mount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Mount) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *Mount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+// Storage is a folder of a file server outside (NFS 4) that an administrator lets clusters mount.
+type Storage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	Server        string                 `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"` // as hosts resolve it; name or IP address
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`    // TCP
+	Path          string                 `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`     // the folder; those below it can be mounted, too
+	ReadOnly      bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Users         []string               `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`                                 // that may mount it; empty: all
+	Sites         []string               `protobuf:"bytes,7,rep,name=sites,proto3" json:"sites,omitempty"`                                 // whose hosts reach the server; empty: all hosts do
+	GatewayPort   uint32                 `protobuf:"varint,8,opt,name=gateway_port,json=gatewayPort,proto3" json:"gateway_port,omitempty"` // TCP port of guests' gateway that leads to the server; each storage has its own
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Storage) Reset() {
+	*x = Storage{}
+	mi := &file_watari_v1_types_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Storage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Storage) ProtoMessage() {}
+
+func (x *Storage) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Storage.ProtoReflect.Descriptor instead.
+func (*Storage) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Storage) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Storage) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Storage) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Storage) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Storage) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Storage) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *Storage) GetSites() []string {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+func (x *Storage) GetGatewayPort() uint32 {
+	if x != nil {
+		return x.GatewayPort
+	}
+	return 0
+}
+
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
 type Cluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3016,7 +3194,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3206,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3219,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -3194,7 +3372,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3206,7 +3384,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3219,7 +3397,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -3385,7 +3563,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3575,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3588,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -3494,7 +3672,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3684,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3697,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -3689,7 +3867,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3879,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3892,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CheckpointFile) GetBlob() *Blob {
@@ -3764,7 +3942,7 @@ type CheckpointMember struct {
 
 func (x *CheckpointMember) Reset() {
 	*x = CheckpointMember{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3954,7 @@ func (x *CheckpointMember) String() string {
 func (*CheckpointMember) ProtoMessage() {}
 
 func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3967,7 @@ func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
 func (*CheckpointMember) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CheckpointMember) GetGuest() string {
@@ -3866,7 +4044,7 @@ type CheckpointRun struct {
 
 func (x *CheckpointRun) Reset() {
 	*x = CheckpointRun{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3878,7 +4056,7 @@ func (x *CheckpointRun) String() string {
 func (*CheckpointRun) ProtoMessage() {}
 
 func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3891,7 +4069,7 @@ func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRun.ProtoReflect.Descriptor instead.
 func (*CheckpointRun) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckpointRun) GetRun() string {
@@ -3936,7 +4114,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3948,7 +4126,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3961,7 +4139,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -4113,7 +4291,7 @@ type Verification struct {
 
 func (x *Verification) Reset() {
 	*x = Verification{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4125,7 +4303,7 @@ func (x *Verification) String() string {
 func (*Verification) ProtoMessage() {}
 
 func (x *Verification) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4138,7 +4316,7 @@ func (x *Verification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verification.ProtoReflect.Descriptor instead.
 func (*Verification) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Verification) GetId() string {
@@ -4202,7 +4380,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4392,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4405,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -4270,7 +4448,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4282,7 +4460,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4295,7 +4473,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Restore) GetId() string {
@@ -4392,7 +4570,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4582,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4595,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Volume) GetMeta() *Meta {
@@ -4532,7 +4710,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4544,7 +4722,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4557,7 +4735,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -4610,7 +4788,7 @@ type VolumeObserved struct {
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4622,7 +4800,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4635,7 +4813,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -4700,7 +4878,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4712,7 +4890,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4725,7 +4903,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -4818,7 +4996,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4830,7 +5008,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4843,7 +5021,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -4893,7 +5071,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +5083,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5096,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -5016,7 +5194,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5028,7 +5206,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5041,7 +5219,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -5161,7 +5339,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5351,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5364,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -5222,7 +5400,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5234,7 +5412,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5247,7 +5425,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -5290,7 +5468,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5302,7 +5480,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5315,7 +5493,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5390,7 +5568,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5402,7 +5580,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5415,7 +5593,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetId() uint64 {
@@ -5486,7 +5664,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5498,7 +5676,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5511,7 +5689,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -5591,7 +5769,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5603,7 +5781,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5616,7 +5794,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -5667,7 +5845,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5679,7 +5857,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5692,7 +5870,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -5734,7 +5912,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5746,7 +5924,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5759,7 +5937,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -5792,7 +5970,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5804,7 +5982,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5817,7 +5995,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -5860,7 +6038,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5872,7 +6050,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5885,7 +6063,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -5919,7 +6097,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5931,7 +6109,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5944,7 +6122,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -6022,7 +6200,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6034,7 +6212,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6047,7 +6225,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -6296,7 +6474,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xdc\x02\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\x86\x03\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
@@ -6309,7 +6487,22 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x127\n" +
 	"\fon_host_loss\x18\x15 \x01(\x0e2\x15.watari.v1.OnHostLossR\n" +
 	"onHostLoss\x12\x16\n" +
-	"\x06volume\x18\x16 \x01(\tR\x06volume\"\x9b\x05\n" +
+	"\x06volume\x18\x16 \x01(\tR\x06volume\x12(\n" +
+	"\x06mounts\x18\x17 \x03(\v2\x10.watari.v1.MountR\x06mounts\"`\n" +
+	"\x05Mount\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\tR\x02at\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xda\x01\n" +
+	"\aStorage\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x16\n" +
+	"\x06server\x18\x02 \x01(\tR\x06server\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
+	"\x05users\x18\x06 \x03(\tR\x05users\x12\x14\n" +
+	"\x05sites\x18\a \x03(\tR\x05sites\x12!\n" +
+	"\fgateway_port\x18\b \x01(\rR\vgatewayPort\"\x9b\x05\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -6762,7 +6955,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -6804,43 +6997,45 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Image)(nil),                 // 37: watari.v1.Image
 	(*GuestShape)(nil),            // 38: watari.v1.GuestShape
 	(*ClusterSpec)(nil),           // 39: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 40: watari.v1.Cluster
-	(*Guest)(nil),                 // 41: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 42: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 43: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 44: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 45: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 46: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 47: watari.v1.Checkpoint
-	(*Verification)(nil),          // 48: watari.v1.Verification
-	(*CheckpointPlan)(nil),        // 49: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 50: watari.v1.Restore
-	(*Volume)(nil),                // 51: watari.v1.Volume
-	(*VolumeFacts)(nil),           // 52: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 53: watari.v1.VolumeObserved
-	(*CheckpointObserved)(nil),    // 54: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 55: watari.v1.Policy
-	(*RunSpec)(nil),               // 56: watari.v1.RunSpec
-	(*Run)(nil),                   // 57: watari.v1.Run
-	(*Quota)(nil),                 // 58: watari.v1.Quota
-	(*User)(nil),                  // 59: watari.v1.User
-	(*Token)(nil),                 // 60: watari.v1.Token
-	(*Event)(nil),                 // 61: watari.v1.Event
-	(*KeptConsole)(nil),           // 62: watari.v1.KeptConsole
-	(*Term)(nil),                  // 63: watari.v1.Term
-	(*Stamp)(nil),                 // 64: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 65: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 66: watari.v1.Hold
-	(*VouchedHost)(nil),           // 67: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 68: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 69: watari.v1.GuestFacts
-	nil,                           // 70: watari.v1.RunSpec.EnvEntry
-	nil,                           // 71: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
+	(*Mount)(nil),                 // 40: watari.v1.Mount
+	(*Storage)(nil),               // 41: watari.v1.Storage
+	(*Cluster)(nil),               // 42: watari.v1.Cluster
+	(*Guest)(nil),                 // 43: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 44: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 45: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 46: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 47: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 48: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 49: watari.v1.Checkpoint
+	(*Verification)(nil),          // 50: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 51: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 52: watari.v1.Restore
+	(*Volume)(nil),                // 53: watari.v1.Volume
+	(*VolumeFacts)(nil),           // 54: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 55: watari.v1.VolumeObserved
+	(*CheckpointObserved)(nil),    // 56: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 57: watari.v1.Policy
+	(*RunSpec)(nil),               // 58: watari.v1.RunSpec
+	(*Run)(nil),                   // 59: watari.v1.Run
+	(*Quota)(nil),                 // 60: watari.v1.Quota
+	(*User)(nil),                  // 61: watari.v1.User
+	(*Token)(nil),                 // 62: watari.v1.Token
+	(*Event)(nil),                 // 63: watari.v1.Event
+	(*KeptConsole)(nil),           // 64: watari.v1.KeptConsole
+	(*Term)(nil),                  // 65: watari.v1.Term
+	(*Stamp)(nil),                 // 66: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 67: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 68: watari.v1.Hold
+	(*VouchedHost)(nil),           // 69: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 70: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 71: watari.v1.GuestFacts
+	nil,                           // 72: watari.v1.RunSpec.EnvEntry
+	nil,                           // 73: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 74: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	72,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	72,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	74,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	74,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -6850,8 +7045,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	72,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	72,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	74,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	74,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -6864,10 +7059,10 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	33,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	72,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	74,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	72,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	72,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	74,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	74,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	17,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	17,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	36,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -6876,82 +7071,84 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	38,  // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,   // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
 	3,   // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	17,  // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	39,  // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	23,  // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	4,   // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	49,  // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	50,  // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	72,  // 43: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	17,  // 44: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	38,  // 45: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	72,  // 46: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	23,  // 47: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 48: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	17,  // 49: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 50: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	42,  // 51: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	72,  // 52: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	72,  // 53: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	72,  // 54: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	36,  // 55: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	44,  // 56: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	23,  // 57: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	17,  // 58: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 59: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	45,  // 60: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	72,  // 61: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	72,  // 62: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	72,  // 63: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	46,  // 64: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	45,  // 65: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	48,  // 66: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	10,  // 67: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	72,  // 68: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	72,  // 69: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 70: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	72,  // 71: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	72,  // 72: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	17,  // 73: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	12,  // 74: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	49,  // 75: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	50,  // 76: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	72,  // 77: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	52,  // 78: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,   // 79: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	44,  // 80: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	17,  // 81: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	70,  // 82: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	14,  // 83: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	17,  // 84: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	56,  // 85: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	13,  // 86: watari.v1.Run.state:type_name -> watari.v1.RunState
-	72,  // 87: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	72,  // 88: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	71,  // 89: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	17,  // 90: watari.v1.User.meta:type_name -> watari.v1.Meta
-	15,  // 91: watari.v1.User.role:type_name -> watari.v1.Role
-	58,  // 92: watari.v1.User.quota:type_name -> watari.v1.Quota
-	17,  // 93: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	72,  // 94: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	72,  // 95: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 96: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	72,  // 97: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	72,  // 98: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	64,  // 99: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 100: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	65,  // 101: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	65,  // 102: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	67,  // 103: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	39,  // 104: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	68,  // 105: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	38,  // 106: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 107: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	108, // [108:108] is the sub-list for method output_type
-	108, // [108:108] is the sub-list for method input_type
-	108, // [108:108] is the sub-list for extension type_name
-	108, // [108:108] is the sub-list for extension extendee
-	0,   // [0:108] is the sub-list for field type_name
+	40,  // 37: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
+	17,  // 38: watari.v1.Storage.meta:type_name -> watari.v1.Meta
+	17,  // 39: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	39,  // 40: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	23,  // 41: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,   // 42: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	51,  // 43: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	52,  // 44: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	74,  // 45: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	17,  // 46: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	38,  // 47: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	74,  // 48: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	23,  // 49: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 50: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	17,  // 51: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 52: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	44,  // 53: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	74,  // 54: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	74,  // 55: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	74,  // 56: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	36,  // 57: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	46,  // 58: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	23,  // 59: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	17,  // 60: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 61: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	47,  // 62: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	74,  // 63: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	74,  // 64: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	74,  // 65: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	48,  // 66: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	47,  // 67: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	50,  // 68: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	10,  // 69: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	74,  // 70: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	74,  // 71: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 72: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	74,  // 73: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	74,  // 74: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	17,  // 75: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	12,  // 76: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	51,  // 77: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	52,  // 78: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	74,  // 79: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	54,  // 80: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,   // 81: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	46,  // 82: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	17,  // 83: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	72,  // 84: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	14,  // 85: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	17,  // 86: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	58,  // 87: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	13,  // 88: watari.v1.Run.state:type_name -> watari.v1.RunState
+	74,  // 89: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	74,  // 90: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	73,  // 91: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	17,  // 92: watari.v1.User.meta:type_name -> watari.v1.Meta
+	15,  // 93: watari.v1.User.role:type_name -> watari.v1.Role
+	60,  // 94: watari.v1.User.quota:type_name -> watari.v1.Quota
+	17,  // 95: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	74,  // 96: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	74,  // 97: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 98: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	74,  // 99: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	74,  // 100: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	66,  // 101: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 102: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	67,  // 103: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	67,  // 104: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	69,  // 105: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	39,  // 106: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	70,  // 107: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	38,  // 108: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 109: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	110, // [110:110] is the sub-list for method output_type
+	110, // [110:110] is the sub-list for method input_type
+	110, // [110:110] is the sub-list for extension type_name
+	110, // [110:110] is the sub-list for extension extendee
+	0,   // [0:110] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -6966,7 +7163,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   55,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -44,6 +44,7 @@ type Agent struct {
 	log          *slog.Logger
 	processes    *process.Table
 	home         *home
+	storage      *storage
 	overlay      *overlay
 	memory       memoryWatch
 	warm         chan struct{} // closed when a template may be made from this guest
@@ -64,6 +65,7 @@ func New(runDirectory string, log *slog.Logger) (*Agent, error) {
 	}
 	a := &Agent{runDirectory: runDirectory, log: log, processes: table, warm: make(chan struct{})}
 	a.home = newHome(log)
+	a.storage = newStorage(log)
 	a.overlay = newOverlay(a)
 	return a, nil
 }

@@ -66,10 +66,13 @@ func (a *Agent) describe() *v1.DescribeResponse {
 		Mpi:          findMPI(),
 		Home:         "not identified yet",
 		OutOfMemory:  a.memory.state(),
+
+		MountsStorage: true,
 	}
 	if i := a.current(); i != nil {
 		d.GuestUid, d.Name, d.Epoch = i.GetGuestUid(), i.GetName(), i.GetEpoch()
 		d.Home = a.home.status()
+		d.Storage = a.storage.status()
 		d.PeersHash = peers.Hash(i.GetPeers(), i.GetHomeServer())
 	}
 	return d

@@ -110,6 +110,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 		{"make user " + i.GetUser(), func() error { return makeUser("/", i.GetUser(), i.GetUid()) }},
 		{"write cluster files", func() error { return a.writeClusterFiles(c) }},
 		{"make the home", func() error { return a.home.want(c) }},
+		{"mount storage", func() error { return a.storage.want(c) }},
 		{"answer other guests", func() error { return a.overlay.use(c) }},
 	} {
 		if err := step.do(); err != nil {
@@ -159,6 +160,9 @@ func (a *Agent) resume() error {
 		return err
 	}
 	a.home.resume(c)
+	if err := a.storage.want(c); err != nil {
+		a.log.Error("take up the storage of before", "error", err)
+	}
 	if err := a.answer(c); err != nil {
 		return err
 	}

@@ -284,12 +284,7 @@ func (s *nfsServer) mayHave(words []string) string {
 
 // mounted returns the type of the file system that was mounted last on a path; empty: none is mounted.
 func mounted(path string) (kind string) {
-	b, _ := os.ReadFile("/proc/self/mounts")
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 2 && f[1] == path {
-			kind = f[2]
-		}
-	}
+	_, kind = mountedFrom(path)
 	return kind
 }
 

@@ -66,7 +66,10 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 		request.User = identity.GetUser()
 	}
 	request.Id = s.id(request.GetId())
-	s.agent.home.await(ctx) // root's programs may use the home, too
+	s.agent.home.await(ctx)                                                       // root's programs may use the home, too
+	if err := s.agent.storage.await(ctx); err != nil && request.GetUser() != "" { // root may look for the reason
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // the caller has given up and may have forgotten the process, so do not start it
 	}

@@ -148,6 +148,12 @@ func (h *Host) Plug(g overlay.Guest, mtu int) (tap string, err error) {
 // Unplug calls UnplugGuest on the host.
 func (h *Host) Unplug(uid string) error { return h.call("Unplug", uid, nil) }
 
+// OpenStorage calls OpenStorage on the host.
+func (h *Host) OpenStorage(ports map[string][]uint16) error { return h.call("OpenStorage", ports, nil) }
+
+// Listen lets the host accept connections to TCP ports.
+func (h *Host) Listen(ports ...int) error { return h.call("Listen", ports, nil) }
+
 // Apply calls Apply on the host and returns its duration in milliseconds.
 func (h *Host) Apply(wanted *v1.NetworkWanted, local ...overlay.Guest) (milliseconds float64, err error) {
 	data, err := proto.Marshal(wanted)

@@ -122,6 +122,29 @@ func (s *Service) Unplug(uid string, _ *struct{}) error {
 	return s.agent.UnplugGuest(context.Background(), uid)
 }
 
+// OpenStorage calls OpenStorage.
+func (s *Service) OpenStorage(ports map[string][]uint16, _ *struct{}) error {
+	return s.agent.OpenStorage(context.Background(), ports)
+}
+
+// Listen accepts connections to TCP ports for ever, and says nothing to them.
+func (s *Service) Listen(ports []int, _ *struct{}) error {
+	for _, port := range ports {
+		listener, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: port})
+		if err != nil {
+			return err
+		}
+		go func() {
+			for {
+				if conn, err := listener.Accept(); err == nil {
+					conn.Close()
+				}
+			}
+		}()
+	}
+	return nil
+}
+
 // Apply calls Apply and returns its duration in milliseconds.
 func (s *Service) Apply(args ApplyArgs, milliseconds *float64) error {
 	wanted := &v1.NetworkWanted{}

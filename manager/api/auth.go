@@ -110,18 +110,20 @@ type guard struct{ s *Server }
 
 // adminOnly are the procedures that an ordinary user may not call.
 var adminOnly = map[string]bool{
-	watariv1connect.ControlServiceDrainHostProcedure:    true,
-	watariv1connect.ControlServiceTrustHostProcedure:    true,
-	watariv1connect.ControlServiceSpareHostProcedure:    true,
-	watariv1connect.ControlServiceRemoveHostProcedure:   true,
-	watariv1connect.ControlServiceCreateTokenProcedure:  true,
-	watariv1connect.ControlServiceAddUserProcedure:      true,
-	watariv1connect.ControlServiceRemoveUserProcedure:   true,
-	watariv1connect.ControlServiceSetQuotaProcedure:     true,
-	watariv1connect.ControlServiceRecoverProcedure:      true,
-	watariv1connect.ControlServiceApplyPolicyProcedure:  true,
-	watariv1connect.ControlServiceListPoliciesProcedure: true,
-	watariv1connect.ControlServiceTestPolicyProcedure:   true,
+	watariv1connect.ControlServiceDrainHostProcedure:     true,
+	watariv1connect.ControlServiceTrustHostProcedure:     true,
+	watariv1connect.ControlServiceSpareHostProcedure:     true,
+	watariv1connect.ControlServiceRemoveHostProcedure:    true,
+	watariv1connect.ControlServiceCreateTokenProcedure:   true,
+	watariv1connect.ControlServiceAddUserProcedure:       true,
+	watariv1connect.ControlServiceRemoveUserProcedure:    true,
+	watariv1connect.ControlServiceSetQuotaProcedure:      true,
+	watariv1connect.ControlServiceRecoverProcedure:       true,
+	watariv1connect.ControlServiceApplyPolicyProcedure:   true,
+	watariv1connect.ControlServiceListPoliciesProcedure:  true,
+	watariv1connect.ControlServiceTestPolicyProcedure:    true,
+	watariv1connect.ControlServiceAllowStorageProcedure:  true,
+	watariv1connect.ControlServiceForbidStorageProcedure: true,
 }
 
 // heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts, or
@@ -142,6 +144,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceVerifyCheckpointProcedure:  true,
 	watariv1connect.ControlServiceCreateVolumeProcedure:      true,
 	watariv1connect.ControlServiceDeleteVolumeProcedure:      true,
+	watariv1connect.ControlServiceForbidStorageProcedure:     true,
 	watariv1connect.ControlServiceCreateRunProcedure:         true,
 	watariv1connect.ControlServiceStartRunProcedure:          true,
 	watariv1connect.ControlServiceCancelRunProcedure:         true,

@@ -35,6 +35,7 @@ var codes = map[core.RefusalKind]connect.Code{
 	core.NotFound:        connect.CodeNotFound,
 	core.Exists:          connect.CodeAlreadyExists,
 	core.Precondition:    connect.CodeFailedPrecondition,
+	core.Denied:          connect.CodePermissionDenied,
 	core.Exhausted:       connect.CodeResourceExhausted,
 	core.Unauthenticated: connect.CodeUnauthenticated,
 }

@@ -144,6 +144,8 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Checkpoints, &b.next.Checkpoints, name, kv)
 	case Volumes.dir:
 		return put(b, Volumes, &b.next.Volumes, name, kv)
+	case Storages.dir:
+		return put(b, Storages, &b.next.Storages, name, kv)
 	case Policies.dir:
 		return put(b, Policies, &b.next.Policies, name, kv)
 	case Holds.dir:

@@ -39,6 +39,7 @@ var (
 	Removed     = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
 	Checkpoints = Kind[*v1.Checkpoint]{"checkpoint", root + "checkpoints/", func() *v1.Checkpoint { return new(v1.Checkpoint) }}
 	Volumes     = Kind[*v1.Volume]{"volume", root + "volumes/", func() *v1.Volume { return new(v1.Volume) }}
+	Storages    = Kind[*v1.Storage]{"storage", root + "storage/", func() *v1.Storage { return new(v1.Storage) }}
 	Policies    = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
 	Holds       = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
@@ -71,6 +72,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Checkpoints.name, Checkpoints.dir
 	case *v1.Volume:
 		kind, dir = Volumes.name, Volumes.dir
+	case *v1.Storage:
+		kind, dir = Storages.name, Storages.dir
 	case *v1.Policy:
 		kind, dir = Policies.name, Policies.dir
 	default:

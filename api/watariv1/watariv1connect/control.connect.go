@@ -139,6 +139,15 @@ const (
 	// ControlServiceDeleteVolumeProcedure is the fully-qualified name of the ControlService's
 	// DeleteVolume RPC.
 	ControlServiceDeleteVolumeProcedure = "/watari.v1.ControlService/DeleteVolume"
+	// ControlServiceAllowStorageProcedure is the fully-qualified name of the ControlService's
+	// AllowStorage RPC.
+	ControlServiceAllowStorageProcedure = "/watari.v1.ControlService/AllowStorage"
+	// ControlServiceListStorageProcedure is the fully-qualified name of the ControlService's
+	// ListStorage RPC.
+	ControlServiceListStorageProcedure = "/watari.v1.ControlService/ListStorage"
+	// ControlServiceForbidStorageProcedure is the fully-qualified name of the ControlService's
+	// ForbidStorage RPC.
+	ControlServiceForbidStorageProcedure = "/watari.v1.ControlService/ForbidStorage"
 	// ControlServiceCreateRunProcedure is the fully-qualified name of the ControlService's CreateRun
 	// RPC.
 	ControlServiceCreateRunProcedure = "/watari.v1.ControlService/CreateRun"
@@ -245,6 +254,11 @@ type ControlServiceClient interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
+	// AllowStorage lets clusters mount a folder of a file server outside.
+	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)
+	ListStorage(context.Context, *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error)
+	// ForbidStorage ends that. Clusters that have it mounted lose it.
+	ForbidStorage(context.Context, *connect.Request[watariv1.ForbidStorageRequest]) (*connect.Response[watariv1.ForbidStorageResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -503,6 +517,24 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
 			connect.WithClientOptions(opts...),
 		),
+		allowStorage: connect.NewClient[watariv1.AllowStorageRequest, watariv1.AllowStorageResponse](
+			httpClient,
+			baseURL+ControlServiceAllowStorageProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("AllowStorage")),
+			connect.WithClientOptions(opts...),
+		),
+		listStorage: connect.NewClient[watariv1.ListStorageRequest, watariv1.ListStorageResponse](
+			httpClient,
+			baseURL+ControlServiceListStorageProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListStorage")),
+			connect.WithClientOptions(opts...),
+		),
+		forbidStorage: connect.NewClient[watariv1.ForbidStorageRequest, watariv1.ForbidStorageResponse](
+			httpClient,
+			baseURL+ControlServiceForbidStorageProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ForbidStorage")),
+			connect.WithClientOptions(opts...),
+		),
 		createRun: connect.NewClient[watariv1.CreateRunRequest, watariv1.CreateRunResponse](
 			httpClient,
 			baseURL+ControlServiceCreateRunProcedure,
@@ -663,6 +695,9 @@ type controlServiceClient struct {
 	createVolume      *connect.Client[watariv1.CreateVolumeRequest, watariv1.CreateVolumeResponse]
 	listVolumes       *connect.Client[watariv1.ListVolumesRequest, watariv1.ListVolumesResponse]
 	deleteVolume      *connect.Client[watariv1.DeleteVolumeRequest, watariv1.DeleteVolumeResponse]
+	allowStorage      *connect.Client[watariv1.AllowStorageRequest, watariv1.AllowStorageResponse]
+	listStorage       *connect.Client[watariv1.ListStorageRequest, watariv1.ListStorageResponse]
+	forbidStorage     *connect.Client[watariv1.ForbidStorageRequest, watariv1.ForbidStorageResponse]
 	createRun         *connect.Client[watariv1.CreateRunRequest, watariv1.CreateRunResponse]
 	startRun          *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
 	listRuns          *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
@@ -860,6 +895,21 @@ func (c *controlServiceClient) DeleteVolume(ctx context.Context, req *connect.Re
 	return c.deleteVolume.CallUnary(ctx, req)
 }
 
+// AllowStorage calls watari.v1.ControlService.AllowStorage.
+func (c *controlServiceClient) AllowStorage(ctx context.Context, req *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error) {
+	return c.allowStorage.CallUnary(ctx, req)
+}
+
+// ListStorage calls watari.v1.ControlService.ListStorage.
+func (c *controlServiceClient) ListStorage(ctx context.Context, req *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error) {
+	return c.listStorage.CallUnary(ctx, req)
+}
+
+// ForbidStorage calls watari.v1.ControlService.ForbidStorage.
+func (c *controlServiceClient) ForbidStorage(ctx context.Context, req *connect.Request[watariv1.ForbidStorageRequest]) (*connect.Response[watariv1.ForbidStorageResponse], error) {
+	return c.forbidStorage.CallUnary(ctx, req)
+}
+
 // CreateRun calls watari.v1.ControlService.CreateRun.
 func (c *controlServiceClient) CreateRun(ctx context.Context, req *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {
 	return c.createRun.CallUnary(ctx, req)
@@ -1011,6 +1061,11 @@ type ControlServiceHandler interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
+	// AllowStorage lets clusters mount a folder of a file server outside.
+	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)
+	ListStorage(context.Context, *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error)
+	// ForbidStorage ends that. Clusters that have it mounted lose it.
+	ForbidStorage(context.Context, *connect.Request[watariv1.ForbidStorageRequest]) (*connect.Response[watariv1.ForbidStorageResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -1265,6 +1320,24 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceAllowStorageHandler := connect.NewUnaryHandler(
+		ControlServiceAllowStorageProcedure,
+		svc.AllowStorage,
+		connect.WithSchema(controlServiceMethods.ByName("AllowStorage")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListStorageHandler := connect.NewUnaryHandler(
+		ControlServiceListStorageProcedure,
+		svc.ListStorage,
+		connect.WithSchema(controlServiceMethods.ByName("ListStorage")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceForbidStorageHandler := connect.NewUnaryHandler(
+		ControlServiceForbidStorageProcedure,
+		svc.ForbidStorage,
+		connect.WithSchema(controlServiceMethods.ByName("ForbidStorage")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceCreateRunHandler := connect.NewUnaryHandler(
 		ControlServiceCreateRunProcedure,
 		svc.CreateRun,
@@ -1457,6 +1530,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListVolumesHandler.ServeHTTP(w, r)
 		case ControlServiceDeleteVolumeProcedure:
 			controlServiceDeleteVolumeHandler.ServeHTTP(w, r)
+		case ControlServiceAllowStorageProcedure:
+			controlServiceAllowStorageHandler.ServeHTTP(w, r)
+		case ControlServiceListStorageProcedure:
+			controlServiceListStorageHandler.ServeHTTP(w, r)
+		case ControlServiceForbidStorageProcedure:
+			controlServiceForbidStorageHandler.ServeHTTP(w, r)
 		case ControlServiceCreateRunProcedure:
 			controlServiceCreateRunHandler.ServeHTTP(w, r)
 		case ControlServiceStartRunProcedure:
@@ -1644,6 +1723,18 @@ func (UnimplementedControlServiceHandler) ListVolumes(context.Context, *connect.
 
 func (UnimplementedControlServiceHandler) DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DeleteVolume is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.AllowStorage is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListStorage(context.Context, *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListStorage is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ForbidStorage(context.Context, *connect.Request[watariv1.ForbidStorageRequest]) (*connect.Response[watariv1.ForbidStorageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ForbidStorage is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {

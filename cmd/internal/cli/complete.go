@@ -168,6 +168,11 @@ func Checkpoints(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListCheckpoints, &v1.ListCheckpointsRequest{}, (*v1.ListCheckpointsResponse).GetCheckpoints))
 }
 
+// Storage lists the names of the storage that the user may mount.
+func Storage(ctx context.Context, c *client.Client) ([]string, error) {
+	return namesOf(client.List(ctx, c.ListStorage, &v1.ListStorageRequest{}, (*v1.ListStorageResponse).GetStorage))
+}
+
 // Volumes lists the names of the volumes.
 func Volumes(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{}, (*v1.ListVolumesResponse).GetVolumes))

@@ -312,6 +312,21 @@ func (m *Manager) CreateConsoleLink(ctx context.Context, r *connect.Request[v1.C
 	return answer[v1.CreateConsoleLinkRequest, v1.CreateConsoleLinkResponse](ctx, m, r)
 }
 
+// AllowStorage implements the service.
+func (m *Manager) AllowStorage(ctx context.Context, r *connect.Request[v1.AllowStorageRequest]) (*connect.Response[v1.AllowStorageResponse], error) {
+	return answer[v1.AllowStorageRequest, v1.AllowStorageResponse](ctx, m, r)
+}
+
+// ListStorage implements the service.
+func (m *Manager) ListStorage(ctx context.Context, r *connect.Request[v1.ListStorageRequest]) (*connect.Response[v1.ListStorageResponse], error) {
+	return answer[v1.ListStorageRequest, v1.ListStorageResponse](ctx, m, r)
+}
+
+// ForbidStorage implements the service.
+func (m *Manager) ForbidStorage(ctx context.Context, r *connect.Request[v1.ForbidStorageRequest]) (*connect.Response[v1.ForbidStorageResponse], error) {
+	return answer[v1.ForbidStorageRequest, v1.ForbidStorageResponse](ctx, m, r)
+}
+
 // CreateVolume implements the service.
 func (m *Manager) CreateVolume(ctx context.Context, r *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
 	return answer[v1.CreateVolumeRequest, v1.CreateVolumeResponse](ctx, m, r)

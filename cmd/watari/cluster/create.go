@@ -24,6 +24,7 @@ type createFlags struct {
 	sites                 []string
 	lease                 time.Duration
 	volume                string
+	mounts                []string
 	onHostLoss            string
 	noFork, wait          bool
 }
@@ -47,6 +48,8 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"--on-host-loss says what becomes of the cluster when a guest ends that should run. restart: that guest is started anew, and the " +
 			"programs that ran in it have failed. restore: all guests go back to the latest checkpoint (`watari checkpoint create --every`), " +
 			"and runs go on from there. stop: all guests are stopped.\n\n" +
+			"--mount mounts a folder of a file server outside in all guests, if an administrator has allowed it (`watari storage list`): " +
+			"SERVER:/PATH:/AT, and :ro for reading only. Programs start when it is mounted. Checkpoints do not hold its files.\n\n" +
 			"A guest keeps the CPU that it was started with, and moves only to hosts that provide all features of it. With " +
 			"--cpu baseline, the CPU has the features that all hosts with CPUs of the same vendor have in common when the cluster is " +
 			"created (of the hosts at the given sites), so a guest can move to each of them. With --cpu host, it has all " +
@@ -55,6 +58,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
 			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site\n" +
 			"  watari cluster create md --abstract 16 --memory 512M --image mpi\n" +
+			"  watari cluster create md --guests 4 --image mpi --mount nfs.lab:/data:/data:ro\n" +
 			"  watari cluster create md --guests 4 --image mpi --lease 60s --on-host-loss restore",
 		Args: cli.Args("CLUSTER"),
 	}
@@ -80,6 +84,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
 	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named libvirt model such as EPYC-Rome")
 	f.StringVar(&flags.volume, "volume", "", "keep the home on this volume, so that its files outlive the cluster (see: watari volume)")
+	f.StringArrayVar(&flags.mounts, "mount", nil, "mount a folder of a file server in all guests: SERVER:/PATH:/AT[:ro], may be repeated (see: watari storage)")
 	f.DurationVar(&flags.lease, "lease", 0, "end guests whose host does not hear from the manager for this long, such as 60s; 0: they run on")
 	f.StringVar(&flags.onHostLoss, "on-host-loss", "restart", "what to do when a guest is lost: restart, restore, stop")
 	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
@@ -120,13 +125,21 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	if err := cli.CheckName("image", f.image); err != nil {
 		return nil, err
 	}
+	var mounts []*v1.Mount
+	for _, text := range f.mounts {
+		m, err := output.ParseMount(text)
+		if err != nil {
+			return nil, cli.Usagef("--mount %v", err)
+		}
+		mounts = append(mounts, m)
+	}
 	cpu := f.cpu
 	if cpu == "baseline" {
 		cpu = "" // the manager's default; left empty for managers that do not know the field
 	}
 	return &v1.ClusterSpec{
 		Guests: cmp.Or(f.abstract, f.guests), Abstract: f.abstract > 0, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
-		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss, Volume: f.volume,
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss, Volume: f.volume, Mounts: mounts,
 	}, nil
 }
 

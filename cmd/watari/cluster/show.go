@@ -88,11 +88,21 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"lease", lease(spec)},
 		[2]string{"on host loss", onHostLoss(spec)},
 		[2]string{"home", home(spec)},
+		[2]string{"mounts", mounts(spec)},
 		[2]string{"checkpoints", plan(c.GetCheckpoints())},
 		[2]string{"restored", restored(env, c.GetRestore())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},
 	)
+}
+
+// mounts says which folders of file servers guests mount; empty: none.
+func mounts(spec *v1.ClusterSpec) string {
+	var lines []string
+	for _, m := range spec.GetMounts() {
+		lines = append(lines, output.Mount(m))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // home says where the home lies; empty: in the first guest's memory.

@@ -45,7 +45,8 @@ var (
 	}
 	clusters = []*v1.Cluster{{Meta: meta("md"), State: v1.ClusterState_CLUSTER_STATE_DEGRADED, ReadyGuests: 1, Prefix: "10.77.3.0/24", Mtu: 1420,
 		Message: "guest md-1 is not reachable", ImageDigest: "sha256:0123456789abcdef0123",
-		Spec: &v1.ClusterSpec{Guests: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Image: "mpi", Sites: []string{"a", "b"}, Spread: v1.Spread_SPREAD_SITE},
+		Spec: &v1.ClusterSpec{Guests: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Image: "mpi", Sites: []string{"a", "b"}, Spread: v1.Spread_SPREAD_SITE,
+			Mounts: []*v1.Mount{{Server: "nfs.lab", Path: "/data", At: "/data", ReadOnly: true}, {Server: "fd00::1", Path: "/", At: "/results"}}},
 		Platforms: []*v1.Platform{{Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG, Machine: "pc-i440fx-7.2",
 			Cpu:         &v1.CPU{Model: "qemu64", Features: []string{"avx2", "sse2"}, Disabled: []string{"svm"}},
 			Explanation: "all that guests can have on each of a1, b1"}}}}
@@ -76,6 +77,10 @@ var (
 		{Meta: meta("md-c2"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_FAILED, Reason: "every 10m0s", Message: "host b1: no space left on device\x1b[2J", Started: ago(time.Minute), Ended: ago(time.Minute)},
 		{Meta: meta("data-s1"), State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Reason: "every 1h0m0s", Started: ago(time.Hour), Taken: ago(time.Hour), Ended: ago(59 * time.Minute), Copies: 3,
 			Volume: &v1.CheckpointMember{Guest: "data", Host: "a2", File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:cc", Size: 40 << 20}, StateBytes: 2 << 30, Base: "sha256:dd", Hosts: []string{"a2", "b1"}}}},
+	}
+	storage = []*v1.Storage{
+		{Meta: meta("inputs"), Server: "nfs.lab", Path: "/data", Port: 2049, ReadOnly: true, GatewayPort: 7200},
+		{Meta: meta("results"), Server: "fd00::1", Path: "/", Port: 20490, Users: []string{"aiko", "ben"}, Sites: []string{"a"}, GatewayPort: 7201},
 	}
 	volumes = []*v1.Volume{
 		{Meta: meta("data"), SizeBytes: 50 << 30, UsedBytes: 3 << 30, Host: "a2", State: v1.VolumeState_VOLUME_STATE_READY, Cluster: "md",
@@ -135,6 +140,12 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.CreateVolumeResponse{Volume: volumes[1]}, nil
 	case *v1.DeleteVolumeRequest:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("cluster md uses volume data; delete the cluster first (`watari cluster delete md`)"))
+	case *v1.ListStorageRequest:
+		return &v1.ListStorageResponse{Storage: storage}, nil
+	case *v1.AllowStorageRequest:
+		return &v1.AllowStorageResponse{Storage: r.Storage}, nil
+	case *v1.ForbidStorageRequest:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("storage inputs is mounted in md; delete the clusters first"))
 	case *v1.SpareHostRequest:
 		return &v1.SpareHostResponse{Host: hosts[1]}, nil
 	case *v1.ListUsersRequest:

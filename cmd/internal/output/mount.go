@@ -1,0 +1,55 @@
+package output
+
+// mount.go - how folders of file servers are written: SERVER:/PATH, with an IPv6 address in brackets.
+
+import (
+	"fmt"
+	"strings"
+
+	v1 "watari/api/watariv1"
+)
+
+// CutServer cuts SERVER:/PATH.
+func CutServer(text string) (server, path string, ok bool) {
+	server, path, ok = strings.Cut(text, ":/")
+	if inner, bracketed := strings.CutPrefix(server, "["); bracketed {
+		if server, bracketed = strings.CutSuffix(inner, "]"); !bracketed {
+			return "", "", false
+		}
+	}
+	return server, "/" + path, ok && server != ""
+}
+
+// Source writes SERVER:/PATH.
+func Source(server, path string) string {
+	if strings.Contains(server, ":") {
+		server = "[" + server + "]"
+	}
+	return server + ":" + path
+}
+
+// ParseMount parses SERVER:/PATH:/AT, with :ro or :rw after it.
+func ParseMount(text string) (*v1.Mount, error) {
+	rest, readOnly := strings.CutSuffix(text, ":ro")
+	if !readOnly {
+		rest = strings.TrimSuffix(rest, ":rw")
+	}
+	i := strings.LastIndex(rest, ":/")
+	if i < 0 {
+		return nil, fmt.Errorf("%q: give SERVER:/PATH:/AT, such as nfs.lab:/data:/data:ro", text)
+	}
+	server, path, ok := CutServer(rest[:i])
+	if !ok {
+		return nil, fmt.Errorf("%q: give SERVER:/PATH:/AT, such as nfs.lab:/data:/data:ro", text)
+	}
+	return &v1.Mount{Server: server, Path: path, At: rest[i+1:], ReadOnly: readOnly}, nil
+}
+
+// Mount writes what ParseMount parses.
+func Mount(m *v1.Mount) string {
+	text := Source(m.GetServer(), m.GetPath()) + ":" + m.GetAt()
+	if m.GetReadOnly() {
+		text += ":ro"
+	}
+	return text
+}
