@@ -61,6 +61,17 @@ func (a *Agent) identityOf(uid string) *v1.Identity {
 	return view.Identity
 }
 
+// restoreOf returns the id of the restore that brought a guest here from a checkpoint; empty: none did.
+func (a *Agent) restoreOf(uid string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	view, _ := a.machine.Guest(uid)
+	if view.Record == nil {
+		return ""
+	}
+	return view.Record.Restore
+}
+
 // missing reports whether the hypervisor answers and its last listing has no domain of the guest.
 func (a *Agent) missing(uid string) bool {
 	a.mu.Lock()

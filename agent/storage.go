@@ -5,22 +5,26 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
+	"watari/agent/nfs4"
 	v1 "watari/api/watariv1"
 	"watari/internal/durable"
 )
@@ -48,19 +52,39 @@ type storageKeeper struct {
 	wake  chan struct{}
 
 	mu     sync.Mutex
-	orders *v1.HostWanted // its part about storage
-	failed error          // of the last attempt to open the ways
+	kept   storageState
+	failed error // of the last attempt to open the ways
 	doors  map[doorKey]*door
 }
 
+// storageState is what is kept on disk.
+type storageState struct {
+	Guests []storageGuest `json:"guests"`
+	// Forgotten are the restores of guests whose servers have forgotten what they knew of them: the server's address by guest's uid
+	// and restore's id, with a blank between them.
+	Forgotten map[string][]string `json:"forgotten,omitempty"`
+}
+
+// storageGuest is a guest of this host that mounts storage.
+type storageGuest struct {
+	UID     string    `json:"uid"`
+	Name    string    `json:"name"`
+	Epoch   uint64    `json:"epoch"`
+	Address string    `json:"address"`
+	Doors   []doorKey `json:"doors"`
+}
+
 // doorKey names a door: it is closed and another one opened when any of this changes.
-type doorKey struct{ listen, server string }
+type doorKey struct {
+	Listen string `json:"listen"`
+	Server string `json:"server"`
+}
 
 // door is a port at guests' gateway that leads to a server.
 type door struct {
 	key      doorKey
 	keeper   *storageKeeper
-	listener net.Listener
+	listener *net.TCPListener
 	ctx      context.Context
 	cancel   context.CancelFunc
 
@@ -71,54 +95,72 @@ type door struct {
 
 // visitor is a guest that may use a door, until its context ends.
 type visitor struct {
-	name   string
+	guest  storageGuest
 	ctx    context.Context
 	cancel context.CancelFunc
+
+	forgetting sync.Mutex // held while the server is made to forget the guest
 }
 
 func newStorageKeeper(a *Agent) *storageKeeper {
-	k := &storageKeeper{agent: a, path: filepath.Join(a.config.StateDir, storageFile), log: a.log, wake: make(chan struct{}, 1),
-		orders: &v1.HostWanted{}, doors: map[doorKey]*door{}}
+	k := &storageKeeper{agent: a, path: filepath.Join(a.config.StateDir, storageFile), log: a.log, wake: make(chan struct{}, 1), doors: map[doorKey]*door{}}
 	text, err := os.ReadFile(k.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return k
 	}
-	before := &v1.HostWanted{}
 	if err == nil {
-		err = proto.Unmarshal(text, before)
+		err = json.Unmarshal(text, &k.kept)
 	}
 	if err != nil {
 		k.log.Error("read the orders about storage", "error", err)
-		return k
+		k.kept = storageState{}
 	}
-	k.orders = before
 	poke(k.wake)
 	return k
 }
 
 // want takes up the manager's orders. It does not wait.
 func (k *storageKeeper) want(w *v1.HostWanted) {
-	part := &v1.HostWanted{}
+	next := storageState{Forgotten: map[string][]string{}}
 	for _, g := range w.Guests {
-		if i := g.Identity; len(i.GetMounts()) > 0 && g.Role != v1.GuestRole_GUEST_ROLE_ABSENT {
-			part.Guests = append(part.Guests, &v1.GuestWanted{Uid: g.Uid, Name: g.Name,
-				Identity: &v1.Identity{Address: i.Address, Gateway: i.Gateway, Mounts: i.Mounts}})
+		i := g.Identity
+		if len(i.GetMounts()) == 0 || g.Role == v1.GuestRole_GUEST_ROLE_ABSENT {
+			continue
 		}
+		guest := storageGuest{UID: g.Uid, Name: g.Name, Epoch: g.Epoch, Address: i.Address}
+		for _, m := range i.Mounts {
+			key := doorKey{net.JoinHostPort(i.Gateway, strconv.Itoa(int(m.GatewayPort))), net.JoinHostPort(m.Server, strconv.Itoa(int(m.Port)))}
+			if !slices.Contains(guest.Doors, key) {
+				guest.Doors = append(guest.Doors, key)
+			}
+		}
+		next.Guests = append(next.Guests, guest)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if proto.Equal(part, k.orders) {
+	if slices.EqualFunc(next.Guests, k.kept.Guests, func(a, b storageGuest) bool { return reflect.DeepEqual(a, b) }) {
 		return
 	}
-	text, err := proto.Marshal(part)
-	if err == nil {
-		err = durable.WriteFile(k.path, text, 0o600)
+	for restore, servers := range k.kept.Forgotten {
+		uid, _, _ := strings.Cut(restore, " ")
+		if slices.ContainsFunc(next.Guests, func(g storageGuest) bool { return g.UID == uid }) {
+			next.Forgotten[restore] = servers
+		}
 	}
-	if err != nil {
+	k.kept = next
+	if err := k.keep(); err != nil {
 		k.log.Error("keep the orders about storage", "error", err)
 	}
-	k.orders = part
 	poke(k.wake)
+}
+
+// keep writes what is kept; mu is held.
+func (k *storageKeeper) keep() error {
+	text, err := json.Marshal(k.kept)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(k.path, text, 0o600)
 }
 
 // run does what the orders ask for, until ctx ends.
@@ -142,16 +184,15 @@ func (k *storageKeeper) run(ctx context.Context) {
 func (k *storageKeeper) open(ctx context.Context) error {
 	k.mu.Lock()
 	ports := map[string][]uint16{}
-	wanted := map[doorKey]map[string]string{} // guests' names by address
-	for _, g := range k.orders.Guests {
-		for _, m := range g.Identity.Mounts {
-			key := doorKey{net.JoinHostPort(g.Identity.Gateway, strconv.Itoa(int(m.GatewayPort))), net.JoinHostPort(m.Server, strconv.Itoa(int(m.Port)))}
+	wanted := map[doorKey]map[string]storageGuest{} // by address
+	for _, g := range k.kept.Guests {
+		for _, key := range g.Doors {
 			if wanted[key] == nil {
-				wanted[key] = map[string]string{}
+				wanted[key] = map[string]storageGuest{}
 			}
-			wanted[key][g.Identity.Address] = g.Name
-			if port := uint16(m.GatewayPort); !slices.Contains(ports[g.Uid], port) {
-				ports[g.Uid] = append(ports[g.Uid], port)
+			wanted[key][g.Address] = g
+			if address, err := netip.ParseAddrPort(key.Listen); err == nil {
+				ports[g.UID] = append(ports[g.UID], address.Port())
 			}
 		}
 	}
@@ -194,30 +235,30 @@ func (k *storageKeeper) newDoor(key doorKey) (*door, error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }), err)
 	}}
 	config.SetMultipathTCP(false) // splicing needs plain TCP
-	listener, err := config.Listen(k.agent.ctx, "tcp4", key.listen)
+	listener, err := config.Listen(k.agent.ctx, "tcp4", key.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("open guests' way to %s: %w", key.server, err)
+		return nil, fmt.Errorf("open guests' way to %s: %w", key.Server, err)
 	}
 	ctx, cancel := context.WithCancel(k.agent.ctx)
-	d := &door{key: key, keeper: k, listener: listener, ctx: ctx, cancel: cancel, guests: map[string]*visitor{}}
+	d := &door{key: key, keeper: k, listener: listener.(*net.TCPListener), ctx: ctx, cancel: cancel, guests: map[string]*visitor{}}
 	go d.serve()
 	return d, nil
 }
 
-// admit makes guests those that may use the door, and ends the connections of others.
-func (d *door) admit(guests map[string]string) {
+// admit makes guests those that may use the door, by address, and ends the connections of others.
+func (d *door) admit(guests map[string]storageGuest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for address, v := range d.guests {
-		if name, may := guests[address]; !may || name != v.name {
+		if g, may := guests[address]; !may || g.UID != v.guest.UID || g.Epoch != v.guest.Epoch {
 			v.cancel()
 			delete(d.guests, address)
 		}
 	}
-	for address, name := range guests {
+	for address, g := range guests {
 		if d.guests[address] == nil {
 			ctx, cancel := context.WithCancel(d.ctx)
-			d.guests[address] = &visitor{name, ctx, cancel}
+			d.guests[address] = &visitor{guest: g, ctx: ctx, cancel: cancel}
 		}
 	}
 }
@@ -229,12 +270,12 @@ func (d *door) close() {
 
 func (d *door) serve() {
 	for {
-		conn, err := d.listener.Accept()
+		conn, err := d.listener.AcceptTCP()
 		switch {
 		case d.ctx.Err() != nil:
 			return
 		case err != nil: // such as too many open files
-			d.keeper.log.Error("guests' way to storage", "server", d.key.server, "error", err)
+			d.keeper.log.Error("guests' way to storage", "server", d.key.Server, "error", err)
 			time.Sleep(time.Second)
 		default:
 			go d.carry(conn)
@@ -243,19 +284,20 @@ func (d *door) serve() {
 }
 
 // carry carries a guest's connection on to the server. The guest connects again when it ends.
-func (d *door) carry(conn net.Conn) {
+func (d *door) carry(conn *net.TCPConn) {
 	defer conn.Close()
+	// Closing resets the connection, which leaves nothing of it. Otherwise a guest that goes back to a checkpoint here, and takes up the connection of
+	// then, would get acknowledgements instead of the reset that has it connect again.
+	_ = conn.SetLinger(0)
 	from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	d.mu.Lock()
 	v := d.guests[from]
 	d.mu.Unlock()
 	if v == nil {
-		d.keeper.log.Warn("a guest may not use storage", "from", from, "server", d.key.server)
+		d.keeper.log.Warn("a guest may not use storage", "from", from, "server", d.key.Server)
 		return
 	}
-	ctx, cancel := context.WithTimeout(v.ctx, storageDial)
-	server, err := dialReserved(ctx, d.key.server)
-	cancel()
+	server, err := d.reach(v)
 	d.note(err)
 	if err != nil {
 		return
@@ -265,6 +307,51 @@ func (d *door) carry(conn net.Conn) {
 	_ = carryBoth(conn, server)
 }
 
+// reach connects to the server for a guest. The server must first forget a guest that has gone back to a checkpoint here.
+func (d *door) reach(v *visitor) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(v.ctx, storageDial)
+	defer cancel()
+	if err := d.forget(ctx, v); err != nil {
+		return nil, fmt.Errorf("make it forget guest %s, which went back to a checkpoint: %w", v.guest.Name, err)
+	}
+	return dialReserved(ctx, d.key.Server)
+}
+
+// forget makes the server forget a guest, once for each restore that has brought the guest here.
+func (d *door) forget(ctx context.Context, v *visitor) error {
+	restore := d.keeper.agent.restoreOf(v.guest.UID)
+	if restore == "" {
+		return nil
+	}
+	k, id := d.keeper, v.guest.UID+" "+restore
+	v.forgetting.Lock()
+	defer v.forgetting.Unlock()
+	k.mu.Lock()
+	done := slices.Contains(k.kept.Forgotten[id], d.key.Server)
+	k.mu.Unlock()
+	if done {
+		return nil
+	}
+	for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of them
+		conn, err := dialReserved(ctx, d.key.Server)
+		if err != nil {
+			return err
+		}
+		err = nfs4.Forget(ctx, conn, minor, nfs4.Owner(minor, v.guest.UID, v.guest.Name))
+		conn.Close()
+		if err != nil && !errors.Is(err, nfs4.ErrVersion) {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.kept.Forgotten == nil {
+		k.kept.Forgotten = map[string][]string{}
+	}
+	k.kept.Forgotten[id] = append(k.kept.Forgotten[id], d.key.Server)
+	return k.keep()
+}
+
 // note notes whether the server was reached, for the host's report.
 func (d *door) note(err error) {
 	if d.ctx.Err() != nil {
@@ -272,7 +359,7 @@ func (d *door) note(err error) {
 	}
 	problem := ""
 	if err != nil {
-		problem = fmt.Sprintf("storage %s is not reached: %v", d.key.server, err)
+		problem = fmt.Sprintf("storage %s is not reached: %v", d.key.Server, err)
 	}
 	d.mu.Lock()
 	changed := d.problem != problem

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -63,7 +64,7 @@ func visit(t *testing.T, from string, port uint32) string {
 
 func TestOnlyGuestsThatMountStorageReachItsServer(t *testing.T) {
 	o := newOutside(t)
-	a := &Agent{ctx: t.Context(), config: Config{StateDir: t.TempDir()}, log: slog.New(slog.DiscardHandler), network: stubNetwork{o}, changed: make(chan struct{})}
+	a := &Agent{ctx: t.Context(), machine: noMachine(), config: Config{StateDir: t.TempDir()}, log: slog.New(slog.DiscardHandler), network: stubNetwork{o}, changed: make(chan struct{})}
 	k := newStorageKeeper(a)
 	go k.run(t.Context())
 	host, port, stop := fileServer(t, "files")
@@ -94,7 +95,7 @@ func TestOnlyGuestsThatMountStorageReachItsServer(t *testing.T) {
 	for _, d := range k.doors {
 		d.close()
 	}
-	next := newStorageKeeper(&Agent{ctx: ctx, config: a.config, log: a.log, network: a.network, changed: make(chan struct{})})
+	next := newStorageKeeper(&Agent{ctx: ctx, machine: noMachine(), config: a.config, log: a.log, network: a.network, changed: make(chan struct{})})
 	go next.run(ctx)
 	eventually(t, "a new agent opens the way", func() bool { return visit(t, "127.0.0.12", door) == "files" })
 
@@ -112,7 +113,7 @@ func TestOnlyGuestsThatMountStorageReachItsServer(t *testing.T) {
 
 func TestAGuestThatLeavesIsCutOff(t *testing.T) {
 	o := newOutside(t)
-	k := newStorageKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: t.TempDir()}, log: slog.New(slog.DiscardHandler), network: stubNetwork{o}, changed: make(chan struct{})})
+	k := newStorageKeeper(&Agent{ctx: t.Context(), machine: noMachine(), config: Config{StateDir: t.TempDir()}, log: slog.New(slog.DiscardHandler), network: stubNetwork{o}, changed: make(chan struct{})})
 	go k.run(t.Context())
 	host, port, _ := fileServer(t, "files")
 	door := freePort(t)
@@ -143,4 +144,9 @@ func eventually(t *testing.T, what string, so func() bool) {
 			t.Fatalf("not within 10 s: %s", what)
 		}
 	}
+}
+
+// noMachine returns a machine that knows no guest.
+func noMachine() *machine.Machine {
+	return machine.New(time.Now(), machine.Config{}, machine.Loaded{})
 }

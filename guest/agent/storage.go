@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +28,8 @@ const (
 	// clientName is where the kernel's NFS client reads by what name servers know it. Guests of two clusters may have one host name, and a
 	// server takes two clients of one name for one that was restarted.
 	clientName = "/sys/fs/nfs/net/nfs_client/identifier"
+	// connections are files with the addresses to which the kernel's RPC clients connect. Writing one ends the connection, and makes another.
+	connections = "/sys/kernel/sunrpc/xprt-switches/*/xprt-*/dstaddr"
 )
 
 // storage is what this guest mounts. Mounting goes on in the background, because a server may not answer.
@@ -36,6 +39,7 @@ type storage struct {
 	mu     sync.Mutex
 	wanted map[string]*mounting // by at
 	since  time.Time            // when the present set was wanted
+	epoch  uint64               // of the last identity
 	change chan struct{}        // closed when a state changes
 }
 
@@ -69,6 +73,10 @@ func (s *storage) want(c checked) error {
 	for _, m := range c.GetMounts() {
 		wanted[m.At] = m
 	}
+	if s.epoch != 0 && s.epoch != c.GetEpoch() && len(s.wanted) > 0 {
+		go reconnect(c.gateway.String())
+	}
+	s.epoch = c.GetEpoch()
 	var errs []error
 	for at, now := range s.wanted {
 		if proto.Equal(now.mount, wanted[at]) {
@@ -96,6 +104,17 @@ func (s *storage) want(c checked) error {
 		go s.work(ctx, w)
 	}
 	return errors.Join(errs...)
+}
+
+// reconnect makes the kernel connect anew to the servers behind the gateway. The guest has moved, or gone back to a checkpoint: an answer under way then
+// never comes, and without a request that is still to be sent the kernel would notice only when it has waited for long.
+func reconnect(gateway string) {
+	files, _ := filepath.Glob(connections)
+	for _, file := range files {
+		if address, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(address)) == gateway {
+			_ = os.WriteFile(file, []byte(gateway), 0)
+		}
+	}
 }
 
 // hold mounts an empty read-only file system in the place of storage.
@@ -178,7 +197,7 @@ func (w *mounting) try() error {
 		flags |= unix.MS_RDONLY
 	}
 	var err error
-	for _, version := range []string{"4.2", "4.1", "4.0"} {
+	for _, version := range []string{"4.2", "4.1"} { // 4.0 has no sessions, in which a server answers a repeated request without doing it again
 		// hard: programs wait for a server that does not answer, because it, the guest or the way may just be moving.
 		options := fmt.Sprintf("vers=%s,proto=tcp,port=%d,sec=sys,hard,timeo=150,addr=%s,clientaddr=%s", version, w.mount.GatewayPort, w.gateway, w.own)
 		err = unix.Mount(source(w.mount), w.mount.At, nfsType, flags, options)
@@ -192,7 +211,7 @@ func (w *mounting) try() error {
 	case !knows(nfsType):
 		return errors.New("the guest's kernel has no NFS client (module nfsv4, which the image ought to hold)")
 	case errors.Is(err, unix.EPROTONOSUPPORT):
-		return fmt.Errorf("the server does not speak NFS 4: %w", err)
+		return fmt.Errorf("the server does not speak NFS 4.1 or later: %w", err)
 	case errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("the server has no folder %s, or does not export it to the guests' hosts: %w", w.mount.Path, err)
 	}
