@@ -36,6 +36,8 @@ const (
 	storageRetry = 2 * time.Second
 	// storageDial is how long a server may take to accept a connection.
 	storageDial = 10 * time.Second
+	// visitorConnections is how many connections a guest may have to a server at a time. Its kernel has one, unless told otherwise.
+	visitorConnections = 16
 )
 
 // Servers of files trust clients on a port that only root can use; these are the ones that kernels' own clients take.
@@ -98,6 +100,7 @@ type visitor struct {
 	guest  storageGuest
 	ctx    context.Context
 	cancel context.CancelFunc
+	open   chan struct{} // holds a token for each connection
 
 	forgetting sync.Mutex // held while the server is made to forget the guest
 }
@@ -258,7 +261,7 @@ func (d *door) admit(guests map[string]storageGuest) {
 	for address, g := range guests {
 		if d.guests[address] == nil {
 			ctx, cancel := context.WithCancel(d.ctx)
-			d.guests[address] = &visitor{guest: g, ctx: ctx, cancel: cancel}
+			d.guests[address] = &visitor{guest: g, ctx: ctx, cancel: cancel, open: make(chan struct{}, visitorConnections)}
 		}
 	}
 }
@@ -297,6 +300,12 @@ func (d *door) carry(conn *net.TCPConn) {
 		d.keeper.log.Warn("a guest may not use storage", "from", from, "server", d.key.Server)
 		return
 	}
+	select {
+	case v.open <- struct{}{}:
+		defer func() { <-v.open }()
+	default:
+		return
+	}
 	server, err := d.reach(v)
 	d.note(err)
 	if err != nil {
@@ -312,12 +321,41 @@ func (d *door) reach(v *visitor) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(v.ctx, storageDial)
 	defer cancel()
 	if err := d.forget(ctx, v); err != nil {
-		return nil, fmt.Errorf("make it forget guest %s, which went back to a checkpoint: %w", v.guest.Name, err)
+		return nil, err
 	}
-	return dialReserved(ctx, d.key.Server)
+	conn, err := dialReserved(ctx, d.key.Server)
+	if err != nil {
+		return nil, fmt.Errorf("storage %s is not reached: %w", d.key.Server, err)
+	}
+	return conn, nil
 }
 
-// forget makes the server forget a guest, once for each restore that has brought the guest here.
+// mayLeave refuses that a guest moves away which servers have still to forget: the next host would not know of that.
+func (k *storageKeeper) mayLeave(ctx context.Context, uid string) error {
+	k.mu.Lock()
+	var visitors []*visitor
+	var doors []*door
+	for _, d := range k.doors {
+		d.mu.Lock()
+		for _, v := range d.guests {
+			if v.guest.UID == uid {
+				visitors, doors = append(visitors, v), append(doors, d)
+			}
+		}
+		d.mu.Unlock()
+	}
+	k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, storageDial)
+	defer cancel()
+	for i, d := range doors {
+		if err := d.forget(ctx, visitors[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget makes the server forget a guest that has gone back to a checkpoint here, once for each restore.
 func (d *door) forget(ctx context.Context, v *visitor) error {
 	restore := d.keeper.agent.restoreOf(v.guest.UID)
 	if restore == "" {
@@ -333,14 +371,8 @@ func (d *door) forget(ctx context.Context, v *visitor) error {
 		return nil
 	}
 	for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of them
-		conn, err := dialReserved(ctx, d.key.Server)
-		if err != nil {
-			return err
-		}
-		err = nfs4.Forget(ctx, conn, minor, nfs4.Owner(minor, v.guest.UID, v.guest.Name))
-		conn.Close()
-		if err != nil && !errors.Is(err, nfs4.ErrVersion) {
-			return err
+		if err := forgetBy(ctx, d.key.Server, minor, v.guest); err != nil && !errors.Is(err, nfs4.ErrVersion) {
+			return fmt.Errorf("storage %s has to forget guest %s, which went back to a checkpoint: %w", d.key.Server, v.guest.Name, err)
 		}
 	}
 	k.mu.Lock()
@@ -352,6 +384,16 @@ func (d *door) forget(ctx context.Context, v *visitor) error {
 	return k.keep()
 }
 
+// forgetBy makes a server forget a guest that it knows by a minor version of NFS 4.
+func forgetBy(ctx context.Context, server string, minor uint32, g storageGuest) error {
+	conn, err := dialReserved(ctx, server)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return nfs4.Forget(ctx, conn, minor, nfs4.Owner(minor, g.UID, g.Name))
+}
+
 // note notes whether the server was reached, for the host's report.
 func (d *door) note(err error) {
 	if d.ctx.Err() != nil {
@@ -359,7 +401,7 @@ func (d *door) note(err error) {
 	}
 	problem := ""
 	if err != nil {
-		problem = fmt.Sprintf("storage %s is not reached: %v", d.key.Server, err)
+		problem = err.Error()
 	}
 	d.mu.Lock()
 	changed := d.problem != problem

@@ -25,6 +25,9 @@ const doneWait = time.Minute
 // may end the source's process. If the process ended earlier, the source's daemon could treat the transfer as failed
 // and make the target's daemon end a complete, running guest.
 func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
+	if err := a.storage.mayLeave(ctx, g.uid); err != nil {
+		return err
+	}
 	socket, err := a.hypervisor.MigrateSocket(g.name)
 	if err != nil {
 		return err

@@ -15,8 +15,16 @@ import (
 	"time"
 )
 
-// fileServer runs an NFS server on this machine, and returns its address and the folder that it exports as /data.
-func fileServer(t *testing.T) (address string, port int, folder string) {
+// outsideServer is an NFS server on this machine.
+type outsideServer struct {
+	address string
+	port    int
+	folder  string // that it exports as /data
+	process *os.Process
+}
+
+// fileServer runs an NFS server until the test ends.
+func fileServer(t *testing.T) (s outsideServer) {
 	t.Helper()
 	if wholeHosts {
 		t.Skip("whole hosts do not reach a file server on this machine")
@@ -34,22 +42,21 @@ func fileServer(t *testing.T) (address string, port int, folder string) {
 	if manager == nil {
 		t.Fatalf("the agent of host a1 does not say where the manager is: %q", words)
 	}
-	address, port = string(manager[1]), 20490
 	home := t.TempDir()
-	folder = filepath.Join(home, "data")
-	for _, dir := range []string{folder, filepath.Join(folder, "in"), filepath.Join(home, "state")} {
+	s.address, s.port, s.folder = string(manager[1]), 20490, filepath.Join(home, "data")
+	for _, dir := range []string{s.folder, filepath.Join(s.folder, "in"), filepath.Join(home, "state")} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(folder, 0o777); err != nil {
+	if err := os.Chmod(s.folder, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	config := filepath.Join(home, "ganesha.conf")
 	text := fmt.Sprintf(`NFS_Core_Param { Protocols = 4; NFS_Port = %d; Enable_NLM = false; Enable_RQUOTA = false; }
 NFSv4 { Grace_Period = 5; Lease_Lifetime = 10; RecoveryBackend = fs; RecoveryRoot = %q; }
 EXPORT { Export_Id = 1; Path = %q; Pseudo = /data; Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 4; Transports = TCP; FSAL { Name = VFS; } }
-`, port, filepath.Join(home, "state"), folder)
+`, s.port, filepath.Join(home, "state"), s.folder)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +74,8 @@ EXPORT { Export_Id = 1; Path = %q; Pseudo = /data; Access_Type = RW; Squash = No
 			t.Logf("the file server says:\n%s", said)
 		}
 	})
-	return address, port, folder
+	s.process = server.Process
+	return s
 }
 
 func lines(t *testing.T, path string) int {
@@ -81,13 +89,13 @@ func lines(t *testing.T, path string) int {
 
 func TestAFolderOfAFileServer(t *testing.T) {
 	hostsReady(t)
-	address, port, folder := fileServer(t)
-	data := address + ":/data"
+	server := fileServer(t)
+	data, folder := server.address+":/data", server.folder
 	create := func(name string, more ...string) []string {
 		return append([]string{"cluster", "create", name, "--memory", "256M", "--image", imageName}, more...)
 	}
 	refused(t, []string{"may not mount " + data, "watari storage allow"}, create("depot", "--mount", data+":/data")...)
-	must(t, "storage", "allow", "depot", data, "--port", strconv.Itoa(port))
+	must(t, "storage", "allow", "depot", data, "--port", strconv.Itoa(server.port))
 	t.Cleanup(func() { _, _ = shared.watari(time.Minute, "storage", "forbid", "depot", "--force") })
 	newCluster(t, "depot", 2, "--site", "a", "--spread", "host", "--mount", data+":/data", "--mount", data+"/in:/input:ro")
 	newCluster(t, "other", 1, "--site", "a")
@@ -120,10 +128,9 @@ func TestAFolderOfAFileServer(t *testing.T) {
 		}
 	}
 	mustKill(t, "a1", "watari-agent --manager")
-	servers := processesNamed("ganesha.nfsd")
-	signalAll(t, servers, syscall.SIGSTOP)
+	signalAll(t, []int{server.process.Pid}, syscall.SIGSTOP)
 	time.Sleep(3 * time.Second)
-	signalAll(t, servers, syscall.SIGCONT)
+	signalAll(t, []int{server.process.Pid}, syscall.SIGCONT)
 	if said := must(t, "run", "logs", "--follow", "depot-run"); !strings.Contains(said, "200 in all") || lines(t, out) != 200 {
 		t.Errorf("the program says %q, and the server has %d lines", said, lines(t, out))
 	}
@@ -159,16 +166,4 @@ func TestAFolderOfAFileServer(t *testing.T) {
 		out, err := shared.watari(20*time.Second, "guest", "exec", "depot-0", "--", "sh", "-c", "! grep -q nfs4.*port=7200 /proc/mounts")
 		return err == nil, out
 	})
-}
-
-// processesNamed returns this machine's processes of a program.
-func processesNamed(name string) (pids []int) {
-	comms, _ := filepath.Glob("/proc/[0-9]*/comm")
-	for _, path := range comms {
-		if text, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(text)) == name {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
