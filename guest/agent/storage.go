@@ -37,10 +37,11 @@ type storage struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	wanted map[string]*mounting // by at
-	since  time.Time            // when the present set was wanted
-	epoch  uint64               // of the last identity
-	change chan struct{}        // closed when a state changes
+	wanted map[string]*mounting     // by at
+	going  map[string]chan struct{} // what is being unmounted, by at; closed when that is done
+	since  time.Time                // when the present set was wanted
+	epoch  uint64                   // of the last identity
+	change chan struct{}            // closed when a state changes
 }
 
 // mounting is the work on one mount.
@@ -54,7 +55,7 @@ type mounting struct {
 }
 
 func newStorage(log *slog.Logger) *storage {
-	return &storage{log: log, wanted: map[string]*mounting{}, change: make(chan struct{})}
+	return &storage{log: log, wanted: map[string]*mounting{}, going: map[string]chan struct{}{}, change: make(chan struct{})}
 }
 
 // source returns what the kernel shows as the mount's device.
@@ -84,7 +85,7 @@ func (s *storage) want(c checked) error {
 		}
 		now.cancel()
 		delete(s.wanted, at)
-		errs = append(errs, unmountStorage(at))
+		s.going[at] = s.remove(at, s.going[at])
 	}
 	for at, m := range wanted {
 		if s.wanted[at] != nil {
@@ -101,9 +102,25 @@ func (s *storage) want(c checked) error {
 				errs = append(errs, err)
 			}
 		}
-		go s.work(ctx, w)
+		go s.work(ctx, w, s.going[at])
 	}
 	return errors.Join(errs...)
+}
+
+// remove unmounts what is at a place, after an earlier removal there. It goes on in the background: if the server does not answer, the kernel waits for
+// more than a minute when it wants to take its leave.
+func (s *storage) remove(at string, before <-chan struct{}) chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		if err := unmountStorage(at); err != nil {
+			s.log.Error("storage", "error", err)
+		}
+	}()
+	return done
 }
 
 // reconnect makes the kernel connect anew to the servers behind the gateway. The guest has moved, or gone back to a checkpoint: an answer under way then
@@ -144,8 +161,14 @@ func unmountStorage(at string) error {
 	}
 }
 
-// work tries until storage is mounted, or no longer wanted.
-func (s *storage) work(ctx context.Context, w *mounting) {
+// work tries until storage is mounted, or no longer wanted. It begins when what was there before is unmounted.
+func (s *storage) work(ctx context.Context, w *mounting, before <-chan struct{}) {
+	if before != nil {
+		<-before
+		if err := hold(w.mount.At); err != nil {
+			s.log.Error("storage", "error", err)
+		}
+	}
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := awaitModules(ctx)
 		if err == nil {
