@@ -439,6 +439,9 @@ func dialReserved(ctx context.Context, address string) (net.Conn, error) {
 	for i := range count {
 		dialer.LocalAddr = &net.TCPAddr{Port: firstReserved + (first+i)%count}
 		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if failed := new(net.OpError); errors.As(err, &failed) {
+			err = failed.Err // without our port, so that the next failure is the same
+		}
 		switch {
 		case errors.Is(err, unix.EADDRINUSE), errors.Is(err, unix.EADDRNOTAVAIL):
 			continue

@@ -109,7 +109,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	}
 
 	// A program that checks itself writes through moves, an agent that is killed, and a server that stands still.
-	const count = 120
+	const count = 80
 	const program = "exec 3</input/numbers; n=0; while read x <&3; do n=$((n+1)); test $x = $n || exit 8; echo $n >>/data/out; test $(wc -l </data/out) = $n || exit 9; test $n != 1 || echo begun; sleep 0.05; done; echo $n in all"
 	var numbers strings.Builder
 	for i := range count {
@@ -121,12 +121,9 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	out := filepath.Join(folder, "out")
 	must(t, "run", "depot", "--name", "depot-run", "-n", "1", "--detach", "--", "sh", "-c", program)
 	started(t, "depot-run")
-	for _, host := range []string{"a2", "a1"} {
-		for _, name := range []string{"depot-0", "depot-1"} {
-			if guestNamed(t, name).Host != host {
-				must(t, "migrate", name, "--to", host)
-			}
-		}
+	for _, name := range []string{"depot-0", "depot-1"} {
+		to := map[string]string{"a1": "a2", "a2": "a1"}[guestNamed(t, name).Host]
+		must(t, "migrate", name, "--to", to)
 	}
 	mustKill(t, "a1", "watari-agent --manager")
 	signalAll(t, []int{server.process.Pid}, syscall.SIGSTOP)
@@ -146,7 +143,11 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	seen := filepath.Join(folder, "seen")
 	before := lines(t, seen)
 	until(t, time.Minute, "the program goes on after the checkpoint", func() (bool, string) { return lines(t, seen) > before+8, "" })
-	for range 2 { // the second time the server knows a later guest than the checkpoint's, too
+	restores := 1
+	if os.Getenv("WATARI_TEST_FULL") != "" {
+		restores = 2 // the second time the server knows a later guest than the checkpoint's, too
+	}
+	for range restores {
 		must(t, "checkpoint", "restore", "depot")
 		settled(t, "depot", 2)
 		mark, _ := os.Stat(seen)
