@@ -294,9 +294,15 @@ func copies(uid string) int {
 // machine.
 func settled(t *testing.T, cluster string, guests int) {
 	t.Helper()
+	settledWithin(t, settle, cluster, guests)
+}
+
+// settledWithin is settled with a time limit of its own.
+func settledWithin(t *testing.T, limit time.Duration, cluster string, guests int) {
+	t.Helper()
 	defer watching.check(t)
 	var list []guest
-	until(t, settle, "manager and reality agree on cluster "+cluster, func() (bool, string) {
+	until(t, limit, "manager and reality agree on cluster "+cluster, func() (bool, string) {
 		out, err := shared.watari(20*time.Second, "-o", "json", "guest", "list", cluster)
 		list = nil
 		if err != nil || json.Unmarshal([]byte(out), &list) != nil {

@@ -1,0 +1,102 @@
+package test
+
+// checkpoint_badluck_test.go - hosts that are lost while a cluster is saved or restored, and disks that are full.
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// crash ends a host and all that runs on it, at once.
+func crash(t *testing.T, host string) {
+	t.Helper()
+	must(t, "lab", "host", "crash", "--name", labName, host)
+}
+
+// computes waits until the program of counting counts on. Its cluster may be restored meanwhile.
+func computes(t *testing.T, cluster string) {
+	t.Helper()
+	settledWithin(t, 3*time.Minute, cluster, 2)
+	before := counted(t, cluster)
+	until(t, time.Minute, "the program counts on", func() (bool, string) {
+		run := decoded[struct{ State, Message string }](t, "run", "show", cluster+"-count")
+		if !strings.HasSuffix(run.State, "_RUNNING") {
+			t.Fatalf("the run is %s: %s", run.State, run.Message)
+		}
+		return counted(t, cluster) > before+5, ""
+	})
+}
+
+func TestHostsAreLostWhileAClusterIsSavedAndRestored(t *testing.T) {
+	full(t)
+	hostsReady(t)
+	newCluster(t, "struck", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
+	counting(t, "struck")
+	kept := copied(t, checkpointed(t, "struck").Meta.Name)
+
+	// A host is lost while the next checkpoint is made.
+	done := make(chan error, 1)
+	go func() {
+		_, err := shared.watari(3*time.Minute, "checkpoint", "create", "struck")
+		done <- err
+	}()
+	until(t, 30*time.Second, "the next checkpoint has begun", func() (bool, string) { return newestCheckpoint(t, "struck") != kept.Meta.Name, "" })
+	lost := guestNamed(t, "struck-1").Host
+	crash(t, lost)
+	t.Logf("host %s is lost under a checkpoint, which says: %v", lost, <-done)
+	computes(t, "struck")
+	must(t, "lab", "host", "start", "--name", labName, lost)
+	hostsReady(t)
+	kept = copied(t, checkpointed(t, "struck").Meta.Name)
+
+	// A host is lost while the cluster is restored.
+	go func() {
+		_, err := shared.watari(4*time.Minute, "checkpoint", "restore", kept.Meta.Name)
+		done <- err
+	}()
+	until(t, time.Minute, "the cluster is being restored", func() (bool, string) {
+		c := decoded[struct{ Restore struct{ State string } }](t, "cluster", "show", "struck")
+		return strings.HasSuffix(c.Restore.State, "_RESTORING") && guestNamed(t, "struck-1").Host != "", c.Restore.State
+	})
+	lost = guestNamed(t, "struck-1").Host
+	crash(t, lost)
+	err := <-done
+	t.Logf("host %s is lost under a restore, which says: %v", lost, err)
+	computes(t, "struck")
+	must(t, "lab", "host", "start", "--name", labName, lost)
+	hostsReady(t)
+	must(t, "run", "cancel", "struck-count")
+}
+
+func TestACheckpointThatFindsNoRoom(t *testing.T) {
+	full(t)
+	hostsReady(t)
+	newCluster(t, "narrow", 2, "--spread", "site")
+	counting(t, "narrow")
+	kept := copied(t, checkpointed(t, "narrow").Meta.Name)
+	host := guestNamed(t, "narrow-0").Host
+	fill := func(host string) (free func()) {
+		inHost(t, host, "mount -t tmpfs -o size=1m full "+agentState+"/checkpoints")
+		return func() { inHost(t, host, "umount "+agentState+"/checkpoints") }
+	}
+	// The host of a guest has no room for the guest's file: nothing is made, and the guests go on.
+	free := fill(host)
+	refused(t, []string{"narrow-0", "room"}, "checkpoint", "create", "narrow")
+	free()
+	computes(t, "narrow")
+	// The host that would keep a copy has none: another one does.
+	var frees []func()
+	for _, other := range hosts {
+		if other != host && other != guestNamed(t, "narrow-1").Host && len(frees) == 0 {
+			frees = append(frees, fill(other))
+		}
+	}
+	copied(t, checkpointed(t, "narrow").Meta.Name)
+	for _, free := range frees {
+		free()
+	}
+	must(t, "checkpoint", "restore", kept.Meta.Name)
+	computes(t, "narrow")
+	must(t, "run", "cancel", "narrow-count")
+}
