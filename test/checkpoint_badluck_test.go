@@ -3,6 +3,7 @@ package test
 // checkpoint_badluck_test.go - hosts that are lost while a cluster is saved or restored, and disks that are full.
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -99,4 +100,56 @@ func TestACheckpointThatFindsNoRoom(t *testing.T) {
 	must(t, "checkpoint", "restore", kept.Meta.Name)
 	computes(t, "narrow")
 	must(t, "run", "cancel", "narrow-count")
+}
+
+// A program over PM goes on through checkpoints, goes back to the last one twice, the second time on another host, and computes what it computes undisturbed.
+func TestAProgramOverPMGoesBackToACheckpoint(t *testing.T) {
+	full(t)
+	hostsReady(t)
+	newCluster(t, "rail", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
+	dir := t.TempDir()
+	melt := func(name string) (string, error) {
+		return shared.watari(8*time.Minute, append(append([]string{"run", "rail", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + filepath.Join(dir, name)}, overPM...),
+			"--", "lmp", "-in", "in.melt", "-var", "steps", "100")...)
+	}
+	if out, err := melt("rail-alone"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	type result struct {
+		out string
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, err := melt("rail-run")
+		done <- result{out, err}
+	}()
+	until(t, time.Minute, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", "rail-run")
+		return strings.Contains(out, "Step"), out
+	})
+	for range 2 {
+		made := checkpointed(t, "rail")
+		t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
+	}
+	copied(t, newestCheckpoint(t, "rail"))
+	must(t, "checkpoint", "restore", "rail")
+	settled(t, "rail", 2)
+	time.Sleep(2 * time.Second) // so that the program has sent and received since
+	lost := guestNamed(t, "rail-1").Host
+	crash(t, lost)
+	settledWithin(t, 3*time.Minute, "rail", 2)
+	if now := guestNamed(t, "rail-1").Host; now == lost {
+		t.Errorf("guest rail-1 is back on host %s, which is lost", lost)
+	}
+	must(t, "lab", "host", "start", "--name", labName, lost)
+	ended := <-done
+	if ended.err != nil {
+		t.Fatalf("the run did not survive: %v\n%s", ended.err, ended.out)
+	}
+	carriedByPM(t, ended.out, 2, 5e6)
+	if a, b := table(t, filepath.Join(dir, "rail-alone")), table(t, filepath.Join(dir, "rail-run")); a != b {
+		t.Errorf("the answers differ:\n%s\n---\n%s", a, b)
+	}
+	hostsReady(t)
 }
