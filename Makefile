@@ -56,10 +56,8 @@ test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI prog
 	@scripts/setup.sh build pm/packages
 	@echo "== PM: library and provider"
 	@$(PM) -j$$(nproc) test
-	@echo "== PM: models, all interleavings"
-	@$(PM) model
-	@echo "== PM: fuzzing"
-	@$(PM) -j$$(nproc) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) fuzz
+	@echo "== PM: models, all interleavings, and fuzzing beside them"
+	@$(PM) -j$$(nproc) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) model fuzz
 	@echo "== PM: with sanitizers"
 	@$(PM) -j$$(nproc) asan
 	@$(if $(WATARI_TEST_FULL),$(PM) -j$$(nproc) tsan)
