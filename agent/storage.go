@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
 	"watari/agent/nfs4"
@@ -52,6 +53,8 @@ type storageKeeper struct {
 	path  string
 	log   *slog.Logger
 	wake  chan struct{}
+
+	forgetting singleflight.Group // by guest, restore and server
 
 	mu     sync.Mutex
 	kept   storageState
@@ -101,8 +104,6 @@ type visitor struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	open   chan struct{} // holds a token for each connection
-
-	forgetting sync.Mutex // held while the server is made to forget the guest
 }
 
 func newStorageKeeper(a *Agent) *storageKeeper {
@@ -320,7 +321,7 @@ func (d *door) carry(conn *net.TCPConn) {
 func (d *door) reach(v *visitor) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(v.ctx, storageDial)
 	defer cancel()
-	if err := d.forget(ctx, v); err != nil {
+	if err := d.keeper.forget(ctx, v.guest, d.key.Server); err != nil {
 		return nil, err
 	}
 	conn, err := dialReserved(ctx, d.key.Server)
@@ -333,55 +334,51 @@ func (d *door) reach(v *visitor) (net.Conn, error) {
 // mayLeave refuses that a guest moves away which servers have still to forget: the next host would not know of that.
 func (k *storageKeeper) mayLeave(ctx context.Context, uid string) error {
 	k.mu.Lock()
-	var visitors []*visitor
-	var doors []*door
-	for _, d := range k.doors {
-		d.mu.Lock()
-		for _, v := range d.guests {
-			if v.guest.UID == uid {
-				visitors, doors = append(visitors, v), append(doors, d)
-			}
+	var guest storageGuest
+	for _, g := range k.kept.Guests {
+		if g.UID == uid {
+			guest = g
 		}
-		d.mu.Unlock()
 	}
 	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storageDial)
 	defer cancel()
-	for i, d := range doors {
-		if err := d.forget(ctx, visitors[i]); err != nil {
+	for _, door := range guest.Doors {
+		if err := k.forget(ctx, guest, door.Server); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// forget makes the server forget a guest that has gone back to a checkpoint here, once for each restore.
-func (d *door) forget(ctx context.Context, v *visitor) error {
-	restore := d.keeper.agent.restoreOf(v.guest.UID)
+// forget makes a server forget a guest that has gone back to a checkpoint here, once for each restore.
+func (k *storageKeeper) forget(ctx context.Context, g storageGuest, server string) error {
+	restore := k.agent.restoreOf(g.UID)
 	if restore == "" {
 		return nil
 	}
-	k, id := d.keeper, v.guest.UID+" "+restore
-	v.forgetting.Lock()
-	defer v.forgetting.Unlock()
-	k.mu.Lock()
-	done := slices.Contains(k.kept.Forgotten[id], d.key.Server)
-	k.mu.Unlock()
-	if done {
-		return nil
-	}
-	for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of them
-		if err := forgetBy(ctx, d.key.Server, minor, v.guest); err != nil && !errors.Is(err, nfs4.ErrVersion) {
-			return fmt.Errorf("storage %s has to forget guest %s, which went back to a checkpoint: %w", d.key.Server, v.guest.Name, err)
+	id := g.UID + " " + restore
+	_, err, _ := k.forgetting.Do(id+" "+server, func() (any, error) {
+		k.mu.Lock()
+		done := slices.Contains(k.kept.Forgotten[id], server)
+		k.mu.Unlock()
+		if done {
+			return nil, nil
 		}
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.kept.Forgotten == nil {
-		k.kept.Forgotten = map[string][]string{}
-	}
-	k.kept.Forgotten[id] = append(k.kept.Forgotten[id], d.key.Server)
-	return k.keep()
+		for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of them
+			if err := forgetBy(ctx, server, minor, g); err != nil && !errors.Is(err, nfs4.ErrVersion) {
+				return nil, fmt.Errorf("storage %s has to forget guest %s, which went back to a checkpoint: %w", server, g.Name, err)
+			}
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.kept.Forgotten == nil {
+			k.kept.Forgotten = map[string][]string{}
+		}
+		k.kept.Forgotten[id] = append(k.kept.Forgotten[id], server)
+		return nil, k.keep()
+	})
+	return err
 }
 
 // forgetBy makes a server forget a guest that it knows by a minor version of NFS 4.

@@ -97,7 +97,7 @@ func (s *storage) want(c checked) error {
 		if from, kind := mountedFrom(at); kind == nfsType && from == source(m) { // an earlier agent did it
 			w.state = homeReady
 			continue
-		} else if kind == "" {
+		} else if s.going[at] == nil && kind == "" {
 			if err := hold(at); err != nil {
 				errs = append(errs, err)
 			}
