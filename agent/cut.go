@@ -233,7 +233,8 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 		err = process.Kept(answerTime)
 	}
 	if err != nil {
-		return process, errors.Join(err, written.wait(true))
+		_ = written.wait(true) // what it says follows from err
+		return process, err
 	}
 	c.letGo()
 	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN)
@@ -294,7 +295,7 @@ func (w *writing) wait(cut bool) error {
 	return w.err
 }
 
-// begin takes the guests' states and lets the guests go on. The states are then written concurrently. stopped is when the guests
+// begin takes the guests' states and lets the guests go on. The states are written concurrently. stopped is when the guests
 // stopped.
 func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	ctx, cancel := context.WithCancel(ctx)
@@ -304,24 +305,24 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	var began sync.WaitGroup
 	errs := make([]error, len(c.members))
 	for i, m := range c.members {
+		m.begun = true
+		w.done.Go(func() { // it waits for Begin, unless QEMU has written much before that
+			recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
+			if err == nil {
+				m.file, err = checkpoint.Write(ctx, k.path(fileKey{c.id, m.wanted.GuestUid}), m.snapshot,
+					checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: m.base})
+			}
+			if err != nil {
+				w.failed(err)
+			}
+		})
 		began.Go(func() {
-			m.begun = true
 			if errs[i] = m.snapshot.Begin(ctx); errs[i] != nil {
 				return
 			}
 			k.mu.Lock()
 			m.stood = time.Since(stopped)
 			k.mu.Unlock()
-			w.done.Go(func() {
-				recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
-				if err == nil {
-					m.file, err = checkpoint.Write(ctx, k.path(fileKey{c.id, m.wanted.GuestUid}), m.snapshot,
-						checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: m.base})
-				}
-				if err != nil {
-					w.failed(err)
-				}
-			})
 		})
 	}
 	began.Wait()

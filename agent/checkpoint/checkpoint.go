@@ -77,11 +77,11 @@ func write(ctx context.Context, path string, state io.Reader, o Options) (f File
 		}
 	}()
 	out := &target{ctx: ctx, file: file, hash: sha256.New(), options: o}
-	var base index
+	var base *index
 	if o.Base != nil {
 		base, f.Base = o.Base.pages, o.Base.file.Digest
 	}
-	pages := createIndex(path)
+	pages := createIndex(path, base)
 	defer func() { pages.close(err == nil) }()
 	f.State, err = seal(out, o.Recipient, func(to io.Writer) (int64, error) { return encode(to, state, o.Layout, base, pages) })
 	if err != nil {

@@ -13,7 +13,10 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"math/rand/v2"
 	"os"
+
+	"github.com/zeebo/xxh3"
 )
 
 // Layout is where a state's pages are.
@@ -40,13 +43,20 @@ const (
 	// mostIndexed bounds an index: 16 GiB of pages. A larger state is always written whole.
 	mostIndexed = 4 << 20
 	sumSize     = 16
+	indexEntry  = sumSize + 8
+	// indexMagic begins an index. A random seed of 8 bytes follows, then entries.
+	indexMagic = "watari's index 2"
 )
 
 // IndexSuffix ends the name of a file's index, which lies beside it.
 const IndexSuffix = ".index"
 
-// index says where in a state pages are, by their hash.
-type index map[[sumSize]byte]int64
+// index says where in a state pages are, by their hash (XXH3, 128 bits). The hash is fast and not a cryptographic one, so its seed is secret: a guest
+// cannot make two pages of one hash. A later state's index has the same seed.
+type index struct {
+	seed  uint64
+	pages map[[sumSize]byte]int64
+}
 
 // splitter cuts a state into pages and what is between them.
 type splitter struct {
@@ -96,7 +106,7 @@ func (s *splitter) measure() (size int, page bool, err error) {
 // encoder writes a state: whole, or as what differs from an earlier one.
 type encoder struct {
 	to      *bufio.Writer
-	base    index // nil: whole
+	base    *index // nil: whole
 	literal []byte
 	from    int64 // where in the earlier state the bytes are that are to be copied
 	copied  int64 // how many
@@ -104,7 +114,7 @@ type encoder struct {
 }
 
 // encode writes a state, and returns its size. It adds the state's pages to an index file; pages may be nil.
-func encode(to io.Writer, state io.Reader, layout Layout, base index, pages *indexFile) (int64, error) {
+func encode(to io.Writer, state io.Reader, layout Layout, base *index, pages *indexFile) (int64, error) {
 	e := &encoder{to: bufio.NewWriterSize(to, literalSize), base: base, sum: sha256.New()}
 	at := int64(0)
 	split := newSplitter(state, layout)
@@ -126,9 +136,8 @@ func encode(to io.Writer, state io.Reader, layout Layout, base index, pages *ind
 
 func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error {
 	var sum [sumSize]byte
-	if page {
-		full := sha256.Sum256(piece)
-		copy(sum[:], full[:])
+	if page && pages != nil {
+		sum = xxh3.Hash128Seed(piece, pages.seed).Bytes()
 		pages.add(sum, at)
 	}
 	if e.base == nil {
@@ -136,8 +145,8 @@ func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error
 		return err
 	}
 	e.sum.Write(piece)
-	if page {
-		if place, has := e.base[sum]; has {
+	if page && pages != nil && pages.seed == e.base.seed {
+		if place, has := e.base.pages[sum]; has {
 			return e.copy(place, int64(len(piece)))
 		}
 	}
@@ -244,24 +253,29 @@ func damaged(err error) error {
 // indexFile is an index that is being written. It is lost without harm: the next state is then written whole. But a wrong one would make
 // increments that cannot be restored, so it is on disk before its file counts.
 type indexFile struct {
+	seed    uint64
 	file    *os.File
 	to      *bufio.Writer
 	entries int
 	failed  error
 }
 
-const indexEntry = sumSize + 8
-
-func createIndex(path string) *indexFile {
-	file, err := os.OpenFile(path+IndexSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil
+// createIndex begins the index of a file that builds on another one, or on none (nil). If the index cannot be written, its entries are lost.
+func createIndex(path string, base *index) *indexFile {
+	f := &indexFile{seed: rand.Uint64()}
+	if base != nil {
+		f.seed = base.seed
 	}
-	return &indexFile{file: file, to: bufio.NewWriter(file)}
+	f.file, f.failed = os.OpenFile(path+IndexSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if f.failed == nil {
+		f.to = bufio.NewWriter(f.file)
+		_, f.failed = f.to.Write(binary.BigEndian.AppendUint64([]byte(indexMagic), f.seed))
+	}
+	return f
 }
 
 func (f *indexFile) add(sum [sumSize]byte, at int64) {
-	if f == nil || f.failed != nil {
+	if f.failed != nil {
 		return
 	}
 	if f.entries++; f.entries > mostIndexed {
@@ -273,7 +287,7 @@ func (f *indexFile) add(sum [sumSize]byte, at int64) {
 
 // close ends the index, which is removed unless all of it is there and whole says so.
 func (f *indexFile) close(whole bool) {
-	if f == nil {
+	if f.to == nil {
 		return
 	}
 	if err := errors.Join(f.failed, f.to.Flush(), f.file.Sync(), f.file.Close()); err != nil || !whole {
@@ -282,14 +296,15 @@ func (f *indexFile) close(whole bool) {
 }
 
 // readIndex reads the index of a file; nil: there is none.
-func readIndex(path string) index {
+func readIndex(path string) *index {
 	text, err := os.ReadFile(path + IndexSuffix)
-	if err != nil || len(text) == 0 || len(text)%indexEntry != 0 {
+	text, is := bytes.CutPrefix(text, []byte(indexMagic))
+	if err != nil || !is || len(text) <= 8 || (len(text)-8)%indexEntry != 0 {
 		return nil
 	}
-	found := make(index, len(text)/indexEntry)
-	for ; len(text) > 0; text = text[indexEntry:] {
-		found[[sumSize]byte(text[:sumSize])] = int64(binary.BigEndian.Uint64(text[sumSize:]))
+	found := &index{binary.BigEndian.Uint64(text), make(map[[sumSize]byte]int64, len(text)/indexEntry)}
+	for text = text[8:]; len(text) > 0; text = text[indexEntry:] {
+		found.pages[[sumSize]byte(text[:sumSize])] = int64(binary.BigEndian.Uint64(text[sumSize:]))
 	}
 	return found
 }
@@ -298,7 +313,7 @@ func readIndex(path string) index {
 type Base struct {
 	file  File
 	path  string
-	pages index
+	pages *index
 }
 
 // LoadBase reads the index of a file; nil: it has none. That takes a second for 16 GiB, so it is done before a guest waits.

@@ -111,7 +111,7 @@ func FuzzIncrement(f *testing.F) {
 			layout = Disk
 		}
 		path := filepath.Join(t.TempDir(), "state")
-		pages := createIndex(path)
+		pages := createIndex(path, nil)
 		var whole, increment, back bytes.Buffer
 		if _, err := encode(&whole, bytes.NewReader(first), layout, nil, pages); err != nil || !bytes.Equal(whole.Bytes(), first) {
 			t.Fatalf("whole: %v", err)
@@ -119,10 +119,10 @@ func FuzzIncrement(f *testing.F) {
 		pages.close(true)
 		base := readIndex(path)
 		if base == nil {
-			base = index{}
+			base = &index{}
 		}
 		state := append(bytes.Clone(second), first...)
-		n, err := encode(&increment, bytes.NewReader(state), layout, base, nil)
+		n, err := encode(&increment, bytes.NewReader(state), layout, base, createIndex(path+".next", base))
 		if err != nil || n != int64(len(state)) {
 			t.Fatalf("%d bytes, %v", n, err)
 		}

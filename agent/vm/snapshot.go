@@ -63,7 +63,7 @@ func (l *Libvirt) Stop(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Snapshot is a guest's state that is about to be taken, or that is being read. One goroutine may use it.
+// Snapshot is a guest's state that is about to be taken, or that is being read. One goroutine may use it, and another one may read.
 //
 // QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest
 // hangs at its next write. So a snapshot that has begun is always read to its end, if only to be thrown away. QEMU writes
@@ -76,9 +76,15 @@ type Snapshot struct {
 	pipe   *os.File      // what QEMU writes; nil: it could not be made
 	head   *bytes.Reader // of the save file; what is still to be read
 	chunks chan []byte   // from QEMU; closed after the last
-	chunk  []byte        // what is still to be read of one
+	taken  []byte        // the last of them
+	chunk  []byte        // what is still to be read of it
+	free   chan []byte   // chunks that can be filled again; it has room for all that there are
 	failed error         // why chunks are missing, or nil; set before chunks is closed
 	given  chan struct{} // closed when the rest is only to be thrown away
+	begun  chan struct{} // closed when Begin has ended
+	void   error         // why it failed, or nil; set before begun is closed
+	half   chan struct{} // closed when half of the chunks are in use for the first time
+	many   bool          // half is closed
 	closed bool
 }
 
@@ -99,7 +105,7 @@ func (l *Libvirt) PrepareSnapshot(ctx context.Context, uid, fifo string) (*Snaps
 	if busy, err := l.Busy(ctx, uid); err != nil || busy {
 		return nil, fmt.Errorf("prepare a snapshot of domain %s: %w", uid, cmp.Or(err, errBusy))
 	}
-	s := &Snapshot{l: l, uid: uid, fifo: fifo, chunks: make(chan []byte, snapshotChunks), given: make(chan struct{})}
+	s := &Snapshot{l: l, uid: uid, fifo: fifo, chunks: make(chan []byte, snapshotChunks), given: make(chan struct{}), begun: make(chan struct{}), half: make(chan struct{}), free: make(chan []byte, snapshotChunks+2)}
 	if err := s.prepare(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare a snapshot of domain %s: %w", uid, err), s.Close())
 	}
@@ -181,10 +187,11 @@ func openPipe(path string) (*os.File, error) {
 func (s *Snapshot) Begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beginTime)
 	defer cancel()
+	defer close(s.begun)
 	if err := s.begin(ctx); err != nil {
-		return fmt.Errorf("begin a snapshot of domain %s: %w", s.uid, err)
+		s.void = fmt.Errorf("begin a snapshot of domain %s: %w", s.uid, err)
 	}
-	return nil
+	return s.void
 }
 
 func (s *Snapshot) begin(ctx context.Context) error {
@@ -222,7 +229,11 @@ func (s *Snapshot) receive() {
 	var chunk []byte
 	for {
 		if chunk == nil {
-			chunk = make([]byte, 0, snapshotChunk)
+			select {
+			case chunk = <-s.free:
+			default:
+				chunk = make([]byte, 0, snapshotChunk)
+			}
 		}
 		n, err := s.pipe.Read(chunk[len(chunk):cap(chunk)])
 		chunk = chunk[:len(chunk)+n]
@@ -248,6 +259,10 @@ func (s *Snapshot) keep(chunk []byte) error {
 	defer late.Stop()
 	select {
 	case s.chunks <- chunk:
+		if !s.many && len(s.chunks) >= snapshotChunks/2 {
+			s.many = true
+			close(s.half)
+		}
 		return nil
 	case <-s.given:
 		return os.ErrClosed
@@ -257,24 +272,57 @@ func (s *Snapshot) keep(chunk []byte) error {
 }
 
 // Read reads a save file of libvirt's, which Restore restores. It returns io.EOF only if QEMU says that it has written
-// all of it.
+// all of it. It may be called before Begin, and fails if Begin does. While Begin waits for QEMU's monitor, QEMU may write so much that it would wait for a
+// reader, and its monitor with it. Until then nothing is read, because the guest stands and needs the processors.
 func (s *Snapshot) Read(p []byte) (int, error) {
 	if s.head.Len() > 0 {
 		return s.head.Read(p)
 	}
+	select {
+	case <-s.begun:
+		if s.void != nil {
+			return 0, s.void
+		}
+	case <-s.half:
+	}
 	for len(s.chunk) == 0 {
 		var more bool
-		if s.chunk, more = <-s.chunks; !more {
+		if s.taken != nil {
+			s.free <- s.taken[:0]
+		}
+		if s.taken, more = s.next(); !more {
 			return 0, s.ended()
 		}
+		s.chunk = s.taken
 	}
 	n := copy(p, s.chunk)
 	s.chunk = s.chunk[n:]
 	return n, nil
 }
 
+// next returns the next chunk; false: there is none any more, or Begin has failed.
+func (s *Snapshot) next() (chunk []byte, more bool) {
+	select {
+	case chunk, more = <-s.chunks:
+		return chunk, more
+	case <-s.begun:
+	}
+	if s.void != nil {
+		return nil, false
+	}
+	chunk, more = <-s.chunks
+	return chunk, more
+}
+
 // ended returns io.EOF if QEMU has written all.
 func (s *Snapshot) ended() error {
+	select {
+	case <-s.begun:
+		if s.void != nil {
+			return s.void
+		}
+	default: // QEMU has written all before Begin has heard of it
+	}
 	err := s.failed
 	if err == nil {
 		ctx, cancel := context.WithTimeout(s.l.ctx, quickTime)
