@@ -17,6 +17,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/compatibility"
+	"watari/internal/mounts"
 )
 
 // Bounds of what can be asked for.
@@ -304,11 +305,7 @@ func volumeName(spec *v1.ClusterSpec) string {
 
 func mountNames(spec *v1.ClusterSpec) (names []string) {
 	for _, m := range spec.GetMounts() {
-		mode := ""
-		if m.ReadOnly {
-			mode = ":ro"
-		}
-		names = append(names, m.Server+":"+m.Path+":"+m.At+mode)
+		names = append(names, mounts.Text(m))
 	}
 	return names
 }

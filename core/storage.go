@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/mounts"
 	"watari/internal/printable"
 )
 
@@ -92,12 +93,12 @@ func checkMounts(spec *v1.ClusterSpec) error {
 		if err := checkPath("a folder of server "+m.Server, m.Path); err != nil {
 			return err
 		}
-		if err := checkPath("where guests mount "+m.Server+":"+m.Path, m.At); err != nil {
+		if err := checkPath("where guests mount "+mounts.Source(m.Server, m.Path), m.At); err != nil {
 			return err
 		}
 		first, _, _ := strings.Cut(m.At[1:], "/")
 		if first == "" || slices.Contains(systemFolders, first) {
-			return invalid("%s:%s cannot be mounted at %s: the guest needs that folder itself; use one of its own, such as /data", m.Server, m.Path, m.At)
+			return invalid("%s cannot be mounted at %s: the guest needs that folder itself; use one of its own, such as /data", mounts.Source(m.Server, m.Path), m.At)
 		}
 		for _, other := range spec.Mounts[:i] {
 			if other.At == m.At || strings.HasPrefix(m.At, other.At+"/") {
@@ -117,11 +118,11 @@ func (a *Admission) allowedMounts(spec *v1.ClusterSpec) error {
 		}
 		for _, site := range spec.Sites {
 			if len(s.Sites) > 0 && !slices.Contains(s.Sites, site) {
-				return precondition("storage %s (%s:%s) is reached from %s, not from site %s", s.Meta.Name, s.Server, s.Path, siteNames(s.Sites), site)
+				return precondition("%s is reached from %s, not from site %s", named(s), siteNames(s.Sites), site)
 			}
 		}
 		if len(s.Sites) > 0 && len(spec.Sites) == 0 {
-			return precondition("storage %s (%s:%s) is reached from %s only; keep the guests there: --site %s", s.Meta.Name, s.Server, s.Path, siteNames(s.Sites),
+			return precondition("%s is reached from %s only; keep the guests there: --site %s", named(s), siteNames(s.Sites),
 				strings.Join(s.Sites, " --site "))
 		}
 	}
@@ -133,10 +134,15 @@ func (a *Admission) whyForbidden(m *v1.Mount) error {
 	writing := proto.CloneOf(m)
 	writing.ReadOnly = true
 	if s := a.storageFor(writing, a.Caller.Name); s != nil {
-		return refuse(Denied, "storage %s (%s:%s) may only be read: add :ro to --mount", s.Meta.Name, s.Server, s.Path)
+		return refuse(Denied, "%s may only be read: add :ro to --mount", named(s))
 	}
-	return refuse(Denied, "user %s may not mount %s:%s; an administrator allows it with `watari storage allow`, and `watari storage list` shows what is allowed",
-		a.Caller.Name, m.Server, m.Path)
+	return refuse(Denied, "user %s may not mount %s; an administrator allows it with `watari storage allow`, and `watari storage list` shows what is allowed",
+		a.Caller.Name, mounts.Source(m.Server, m.Path))
+}
+
+// named names a storage and its folder, for people.
+func named(s *v1.Storage) string {
+	return "storage " + s.Meta.Name + " (" + mounts.Source(s.Server, s.Path) + ")"
 }
 
 func siteNames(sites []string) string {
@@ -185,7 +191,7 @@ func (a *Admission) AllowStorage(asked *v1.Storage) (change Change, err error) {
 		same := proto.CloneOf(have)
 		same.Meta, same.GatewayPort = s.Meta, 0
 		if !proto.Equal(same, s) {
-			return change, refuse(Exists, "there is a storage %s, and it differs (%s:%s); `watari storage forbid %s` removes it", name, have.Server, have.Path, name)
+			return change, refuse(Exists, "there is a storage %s, and it differs (%s); `watari storage forbid %s` removes it", name, mounts.Source(have.Server, have.Path), name)
 		}
 		return change, nil
 	}
@@ -193,7 +199,7 @@ func (a *Admission) AllowStorage(asked *v1.Storage) (change Change, err error) {
 		return change, refuse(Exhausted, "there are %d storages already, as many as there can be", maxStorages)
 	}
 	change.write(Create, s)
-	a.audited(&change, "storage", name, "allowed: %s:%s", s.Server, s.Path)
+	a.audited(&change, "storage", name, "allowed: %s", mounts.Source(s.Server, s.Path))
 	return change, nil
 }
 
@@ -229,6 +235,6 @@ func (a *Admission) ForbidStorage(name string, force bool) (change Change, err e
 			name, strings.Join(users, ", "))
 	}
 	change.write(Delete, s)
-	a.audited(&change, "storage", name, "forbidden: %s:%s", s.Server, s.Path)
+	a.audited(&change, "storage", name, "forbidden: %s", mounts.Source(s.Server, s.Path))
 	return change, nil
 }

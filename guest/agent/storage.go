@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/mounts"
 )
 
 const (
@@ -59,12 +60,7 @@ func newStorage(log *slog.Logger) *storage {
 }
 
 // source returns what the kernel shows as the mount's device.
-func source(m *v1.StorageMount) string {
-	if strings.Contains(m.Server, ":") {
-		return "[" + m.Server + "]:" + m.Path
-	}
-	return m.Server + ":" + m.Path
-}
+func source(m *v1.StorageMount) string { return mounts.Source(m.Server, m.Path) }
 
 // want makes the mounts of an identity those of this guest. Others are unmounted, even while programs use them: what these do fails then.
 func (s *storage) want(c checked) error {

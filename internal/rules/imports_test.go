@@ -36,7 +36,7 @@ var deciders = []string{"watari/placement", "watari/rebalance", "watari/locality
 	"watari/policy", "watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
 // pureImports are the packages that deciders may import in addition to each other.
-var pureImports = []string{"cmp", "crypto/sha256", "encoding/binary", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
+var pureImports = []string{"cmp", "crypto/sha256", "encoding/binary", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol", "watari/internal/mounts",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf",
 	"embed", "path", "unicode/utf8", "cel.dev/cel-go/cel", "cel.dev/cel-go/common/types", "github.com/goccy/go-yaml"}
 

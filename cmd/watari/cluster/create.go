@@ -14,6 +14,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
+	"watari/internal/mounts"
 )
 
 type createFlags struct {
@@ -125,13 +126,13 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	if err := cli.CheckName("image", f.image); err != nil {
 		return nil, err
 	}
-	var mounts []*v1.Mount
+	var folders []*v1.Mount
 	for _, text := range f.mounts {
-		m, err := output.ParseMount(text)
+		m, err := mounts.Parse(text)
 		if err != nil {
 			return nil, cli.Usagef("--mount %v", err)
 		}
-		mounts = append(mounts, m)
+		folders = append(folders, m)
 	}
 	cpu := f.cpu
 	if cpu == "baseline" {
@@ -139,7 +140,7 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	}
 	return &v1.ClusterSpec{
 		Guests: cmp.Or(f.abstract, f.guests), Abstract: f.abstract > 0, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
-		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss, Volume: f.volume, Mounts: mounts,
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss, Volume: f.volume, Mounts: folders,
 	}, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 	"watari/cmd/watari/guest"
+	"watari/internal/mounts"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
@@ -88,7 +89,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"lease", lease(spec)},
 		[2]string{"on host loss", onHostLoss(spec)},
 		[2]string{"home", home(spec)},
-		[2]string{"mounts", mounts(spec)},
+		[2]string{"mounts", mounted(spec)},
 		[2]string{"checkpoints", plan(c.GetCheckpoints())},
 		[2]string{"restored", restored(env, c.GetRestore())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
@@ -96,11 +97,11 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 	)
 }
 
-// mounts says which folders of file servers guests mount; empty: none.
-func mounts(spec *v1.ClusterSpec) string {
+// mounted says which folders of file servers guests mount; empty: none.
+func mounted(spec *v1.ClusterSpec) string {
 	var lines []string
 	for _, m := range spec.GetMounts() {
-		lines = append(lines, output.Mount(m))
+		lines = append(lines, mounts.Text(m))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -14,6 +14,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
+	"watari/internal/mounts"
 )
 
 // New returns `watari storage`.
@@ -44,7 +45,7 @@ func newAllow(env *cli.Env) *cobra.Command {
 			return err
 		}
 		var ok bool
-		if s.Server, s.Path, ok = output.CutServer(args[1]); !ok {
+		if s.Server, s.Path, ok = mounts.Cut(args[1]); !ok {
 			return cli.Usagef("%q: give a server and a folder on it, such as nfs.lab:/data", args[1])
 		}
 		s.Meta = &v1.Meta{Name: args[0]}
@@ -66,7 +67,7 @@ func newAllow(env *cli.Env) *cobra.Command {
 }
 
 // where names a folder for people, and for --mount.
-func where(s *v1.Storage) string { return output.Source(s.GetServer(), s.GetPath()) }
+func where(s *v1.Storage) string { return mounts.Source(s.GetServer(), s.GetPath()) }
 
 func newList(env *cli.Env) *cobra.Command {
 	return &cobra.Command{

@@ -1,6 +1,5 @@
-package output
-
-// mount.go - how folders of file servers are written: SERVER:/PATH, with an IPv6 address in brackets.
+// Package mounts reads and writes folders of file servers as people do: SERVER:/PATH, with an IPv6 address in brackets. It does no I/O.
+package mounts
 
 import (
 	"fmt"
@@ -9,8 +8,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// CutServer cuts SERVER:/PATH.
-func CutServer(text string) (server, path string, ok bool) {
+// Cut cuts SERVER:/PATH.
+func Cut(text string) (server, path string, ok bool) {
 	server, path, ok = strings.Cut(text, ":/")
 	if inner, bracketed := strings.CutPrefix(server, "["); bracketed {
 		if server, bracketed = strings.CutSuffix(inner, "]"); !bracketed {
@@ -28,8 +27,8 @@ func Source(server, path string) string {
 	return server + ":" + path
 }
 
-// ParseMount parses SERVER:/PATH:/AT, with :ro or :rw after it.
-func ParseMount(text string) (*v1.Mount, error) {
+// Parse parses SERVER:/PATH:/AT, with :ro or :rw after it.
+func Parse(text string) (*v1.Mount, error) {
 	rest, readOnly := strings.CutSuffix(text, ":ro")
 	if !readOnly {
 		rest = strings.TrimSuffix(rest, ":rw")
@@ -38,15 +37,15 @@ func ParseMount(text string) (*v1.Mount, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("%q: give SERVER:/PATH:/AT, such as nfs.lab:/data:/data:ro", text)
 	}
-	server, path, ok := CutServer(rest[:i])
+	server, path, ok := Cut(rest[:i])
 	if !ok {
 		return nil, fmt.Errorf("%q: give SERVER:/PATH:/AT, such as nfs.lab:/data:/data:ro", text)
 	}
 	return &v1.Mount{Server: server, Path: path, At: rest[i+1:], ReadOnly: readOnly}, nil
 }
 
-// Mount writes what ParseMount parses.
-func Mount(m *v1.Mount) string {
+// Text writes what Parse parses.
+func Text(m *v1.Mount) string {
 	text := Source(m.GetServer(), m.GetPath()) + ":" + m.GetAt()
 	if m.GetReadOnly() {
 		text += ":ro"
