@@ -303,15 +303,16 @@ func (s *State) bestPair(left int) (best []Proposal) {
 		from := s.At[a]
 		for _, to := range s.targets(a, pairHosts) {
 			first, by := s.gain(a, to)
-			if s.may(a, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left || s.turns[from] < 2 && s.turns[to] < 2 {
+			if s.may(a, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left {
 				continue
 			}
 			s.trying = true
 			s.reserve(a, to, 1)
+			s.turn(from, to, 1)
 			s.shift(a, to)
 			for _, b := range s.partners(a, from, to) {
 				for _, second := range append([]int{from}, s.targets(b, pairHosts)...) {
-					if pairs >= mostPairs || second == s.At[b] || !s.fits(b, second) {
+					if pairs >= mostPairs || second == s.At[b] || s.turns[second] <= 0 || !s.fits(b, second) {
 						continue
 					}
 					pairs++
@@ -327,6 +328,7 @@ func (s *State) bestPair(left int) (best []Proposal) {
 				}
 			}
 			s.shift(a, from)
+			s.turn(from, to, -1)
 			s.reserve(a, to, -1)
 			s.trying = false
 		}

@@ -149,11 +149,16 @@ func (s *State) reserve(guest, host, sign int) {
 	s.vcpus[host] += shape.GetVcpus()
 }
 
+// turn uses a turn of both hosts of a move, or gives it back.
+func (s *State) turn(from, to, sign int) {
+	s.turns[from] -= sign
+	s.turns[to] -= sign
+}
+
 // take makes a proposal part of the plan. The guest uses resources at both ends until it has moved.
 func (s *State) take(p Proposal) {
 	s.reserve(p.Guest, p.To, 1)
-	s.turns[p.From]--
-	s.turns[p.To]--
+	s.turn(p.From, p.To, 1)
 	s.moved[p.Guest] = true
 	s.begun[p.Policy]++
 	s.shift(p.Guest, p.To)
