@@ -175,6 +175,10 @@ func parseRequest(requestPEM []byte) (*x509.CertificateRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the certificate request: %w", err)
 	}
+	key, is := request.PublicKey.(*ecdsa.PublicKey)
+	if !is || key.Curve != elliptic.P256() {
+		return nil, errors.New("the certificate request's key is no ECDSA key on P-256") // others may be expensive to verify
+	}
 	if err := request.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("check the certificate request's signature: %w", err)
 	}

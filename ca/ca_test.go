@@ -1,8 +1,14 @@
 package ca
 
 import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"net"
 	"strings"
@@ -189,6 +195,25 @@ func TestSignRefusesDamagedRequests(t *testing.T) {
 	for name, bad := range map[string][]byte{"nothing": nil, "no PEM": []byte("x"), "another PEM": a.CertificatePEM()} {
 		if _, err := a.Sign(bad, Identity{Kind: KindHost, Name: "a1"}); err == nil {
 			t.Errorf("%s was signed", name)
+		}
+	}
+	// A signature with a large RSA key, for example, costs its verifier much.
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p384, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, key := range map[string]crypto.Signer{"RSA": rsaKey, "P-384": p384} {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+		if _, err := a.Sign(other, Identity{Kind: KindHost, Name: "a1"}); err == nil || !strings.Contains(err.Error(), "P-256") {
+			t.Errorf("a request with a key of kind %s: %v", name, err)
 		}
 	}
 	if _, err := a.Sign(request, Identity{Kind: "king", Name: "a1"}); err == nil {

@@ -52,7 +52,7 @@ func (p *pass) hosts() {
 		if h == nil || !connected || report.GetInfo() == nil || p.full() {
 			continue
 		}
-		info := keepFacts(report.Info, h.Info)
+		info := atSite(h.TokenSite, keepFacts(report.Info, h.Info))
 		if proto.Equal(info, h.Info) {
 			continue
 		}
@@ -74,6 +74,17 @@ func (p *pass) hosts() {
 		}
 		p.propose("host/"+name, c)
 	}
+}
+
+// atSite returns an agent's information with the site that the host's token names, if it names one. Otherwise a host that was let in
+// for one site could say that it is at another, and get that site's guests.
+func atSite(site string, info *v1.HostInfo) *v1.HostInfo {
+	if site == "" || info.Site == site {
+		return info
+	}
+	info = proto.CloneOf(info)
+	info.Site = site
+	return info
 }
 
 // keepFacts completes an agent's information with libvirt's answers to an earlier agent, until libvirt answers this

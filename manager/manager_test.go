@@ -103,6 +103,45 @@ func TestTokensAreForOneUse(t *testing.T) {
 	wantCode(t, err, connect.CodeAlreadyExists, "remove it first")
 }
 
+// A stranger's request costs the manager little, and a bearer's mistake does not cost the token.
+func TestRequestsToJoinAreSmallAndNotVerifiedForStrangers(t *testing.T) {
+	r := start(t, t.TempDir())
+	token := r.hostToken()
+	_, _, err := r.joinWith(token, "a1", nil, bytes.Repeat([]byte("x"), 5<<10))
+	wantCode(t, err, connect.CodeResourceExhausted)
+	_, _, err = r.joinWith(token, "a1", nil, []byte("no request"))
+	wantCode(t, err, connect.CodeInvalidArgument, "PEM")
+	// The token is looked at first: a stranger does not learn, nor pay with, what is in the request.
+	strange := mustToken(t, token)
+	strange.Secret[0]++
+	_, _, err = r.joinWith(strange.String(), "a1", nil, []byte("no request"))
+	wantCode(t, err, connect.CodePermissionDenied, "unknown")
+	if _, _, err := r.join(token, "a1"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAHostIsAtTheSiteOfItsToken(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	for name, site := range map[string]string{"b1": "b", "x1": ""} {
+		token, err := r.admin.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: site}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, _, err := r.join(token.Msg.Token, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.dial(name, pair) // its agent says that it is at site a
+	}
+	for name, site := range map[string]string{"b1": "b", "x1": "a"} {
+		r.await("host "+name+" is at site "+site, func() bool {
+			list, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+			return err == nil && slices.ContainsFunc(list.Msg.Hosts, func(h *v1.Host) bool { return h.Meta.Name == name && h.Info.GetSite() == site })
+		})
+	}
+}
+
 func TestCertificatesAreRenewed(t *testing.T) {
 	r := start(t, t.TempDir())
 	pair, _, err := r.join(r.hostToken(), "a1")
@@ -260,8 +299,19 @@ func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 
 	_, err = r.admin.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: "ann"}))
 	wantCode(t, err, connect.CodeFailedPrecondition, "md")
+	for name, users := range map[string][]string{"shared": {"ann", "bob"}, "secret": {"bob"}} {
+		storage := &v1.Storage{Meta: &v1.Meta{Name: name}, Server: "nfs.lab", Path: "/" + name, Users: users}
+		if _, err := r.admin.AllowStorage(ctx, connect.NewRequest(&v1.AllowStorageRequest{Storage: storage})); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := r.admin.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: "bob"})); err != nil {
 		t.Fatal(err)
+	}
+	// Another bob who may come later gets none of it, and what was bob's alone does not become everybody's.
+	storages, err := r.admin.ListStorage(ctx, connect.NewRequest(&v1.ListStorageRequest{}))
+	if err != nil || len(storages.Msg.Storage) != 1 || !slices.Equal(storages.Msg.Storage[0].Users, []string{"ann"}) {
+		t.Errorf("after bob was removed, there is storage %v, %v", storages, err)
 	}
 	_, err = bob.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated, "removed")

@@ -4287,10 +4287,14 @@ func (x *RunOutputRequest) GetFollow() bool {
 }
 
 type RunOutputResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stdout        []byte                 `protobuf:"bytes,1,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        []byte                 `protobuf:"bytes,2,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	Ended         *Run                   `protobuf:"bytes,3,opt,name=ended,proto3" json:"ended,omitempty"` // last message, where the run has ended
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stdout []byte                 `protobuf:"bytes,1,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr []byte                 `protobuf:"bytes,2,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	Ended  *Run                   `protobuf:"bytes,3,opt,name=ended,proto3" json:"ended,omitempty"` // last message, where the run has ended
+	// The offsets of the parts. One that is lower than the end of the part before says that the run went back to a checkpoint, and its
+	// output with it.
+	StdoutOffset  *uint64 `protobuf:"varint,4,opt,name=stdout_offset,json=stdoutOffset,proto3,oneof" json:"stdout_offset,omitempty"`
+	StderrOffset  *uint64 `protobuf:"varint,5,opt,name=stderr_offset,json=stderrOffset,proto3,oneof" json:"stderr_offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4344,6 +4348,20 @@ func (x *RunOutputResponse) GetEnded() *Run {
 		return x.Ended
 	}
 	return nil
+}
+
+func (x *RunOutputResponse) GetStdoutOffset() uint64 {
+	if x != nil && x.StdoutOffset != nil {
+		return *x.StdoutOffset
+	}
+	return 0
+}
+
+func (x *RunOutputResponse) GetStderrOffset() uint64 {
+	if x != nil && x.StderrOffset != nil {
+		return *x.StderrOffset
+	}
+	return 0
 }
 
 type CreateTokenRequest struct {
@@ -6921,11 +6939,15 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x04R\fstdoutOffset\x12#\n" +
 	"\rstderr_offset\x18\x03 \x01(\x04R\fstderrOffset\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"i\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"\xe1\x01\n" +
 	"\x11RunOutputResponse\x12\x16\n" +
 	"\x06stdout\x18\x01 \x01(\fR\x06stdout\x12\x16\n" +
 	"\x06stderr\x18\x02 \x01(\fR\x06stderr\x12$\n" +
-	"\x05ended\x18\x03 \x01(\v2\x0e.watari.v1.RunR\x05ended\"Y\n" +
+	"\x05ended\x18\x03 \x01(\v2\x0e.watari.v1.RunR\x05ended\x12(\n" +
+	"\rstdout_offset\x18\x04 \x01(\x04H\x00R\fstdoutOffset\x88\x01\x01\x12(\n" +
+	"\rstderr_offset\x18\x05 \x01(\x04H\x01R\fstderrOffset\x88\x01\x01B\x10\n" +
+	"\x0e_stdout_offsetB\x10\n" +
+	"\x0e_stderr_offset\"Y\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12/\n" +
 	"\x05valid\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05valid\"a\n" +
@@ -7560,6 +7582,7 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
+	file_watari_v1_control_proto_msgTypes[85].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -2272,8 +2272,9 @@ type Host struct {
 	TrustGroup string        `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
 	Withdrawn  []*Withdrawal `protobuf:"bytes,6,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"` // by policies, at most one each; empty: it takes guests
 	// relayed: hosts with later names with which it does not talk directly, but through a relay.
-	Relayed []*RelayedPeer `protobuf:"bytes,7,rep,name=relayed,proto3" json:"relayed,omitempty"`
-	Spare   bool           `protobuf:"varint,8,opt,name=spare,proto3" json:"spare,omitempty"` // it takes only guests that were lost elsewhere
+	Relayed   []*RelayedPeer `protobuf:"bytes,7,rep,name=relayed,proto3" json:"relayed,omitempty"`
+	Spare     bool           `protobuf:"varint,8,opt,name=spare,proto3" json:"spare,omitempty"`                         // it takes only guests that were lost elsewhere
+	TokenSite string         `protobuf:"bytes,9,opt,name=token_site,json=tokenSite,proto3" json:"token_site,omitempty"` // the site of the token with which it joined, which holds whatever its agent says; empty: the agent says
 	// The rest is observed, never stored.
 	State    HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
 	Load     *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
@@ -2370,6 +2371,13 @@ func (x *Host) GetSpare() bool {
 		return x.Spare
 	}
 	return false
+}
+
+func (x *Host) GetTokenSite() string {
+	if x != nil {
+		return x.TokenSite
+	}
+	return ""
 }
 
 func (x *Host) GetState() HostState {
@@ -6420,7 +6428,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xa5\x04\n" +
+	"\x0e_terminal_idle\"\xc4\x04\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -6430,7 +6438,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"trustGroup\x123\n" +
 	"\twithdrawn\x18\x06 \x03(\v2\x15.watari.v1.WithdrawalR\twithdrawn\x120\n" +
 	"\arelayed\x18\a \x03(\v2\x16.watari.v1.RelayedPeerR\arelayed\x12\x14\n" +
-	"\x05spare\x18\b \x01(\bR\x05spare\x12*\n" +
+	"\x05spare\x18\b \x01(\bR\x05spare\x12\x1d\n" +
+	"\n" +
+	"token_site\x18\t \x01(\tR\ttokenSite\x12*\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x14.watari.v1.HostStateR\x05state\x12'\n" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +

@@ -94,7 +94,7 @@ func (s *Server) Handler() http.Handler {
 	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s}))
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
-	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, limit))
+	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin)))
 	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid })))
 	return s.identify(mux)
 }

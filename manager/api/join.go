@@ -37,12 +37,12 @@ func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (
 	return connect.NewResponse(&v1.JoinResponse{Certificate: cert, CaCertificate: j.s.Authority.CertificatePEM(), Name: id.Name, Site: site}), nil
 }
 
-// admit says who the asker becomes; the token is used up.
+// mostJoin bounds a request to join, bytes. A token and a request for a certificate with a key on P-256 have about 700.
+const mostJoin = 4 << 10
+
+// admit says who the asker becomes; the token is used up. Signatures of strangers are not verified: that would cost more to the
+// manager than to them. A damaged request does not use the token up.
 func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, site string, err error) {
-	key, err := ca.RequestKeyHash(r.Request) // first: a damaged request must not use the token up
-	if err != nil {
-		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
-	}
 	if r.Token == "" {
 		id, err = j.renew(ctx)
 		return id, "", err
@@ -51,10 +51,18 @@ func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, 
 	if err != nil {
 		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
 	}
+	unknown := fail(connect.CodePermissionDenied, "the token is unknown; ask for a new one")
+	if findToken(j.s.Store.Snapshot(), token) == nil {
+		return id, "", unknown
+	}
+	key, err := ca.RequestKeyHash(r.Request)
+	if err != nil {
+		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
+	}
 	err = j.s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		record := findToken(snap, token)
 		if record == nil {
-			return nil, fail(connect.CodePermissionDenied, "the token is unknown; ask for a new one")
+			return nil, unknown
 		}
 		site = record.Site
 		var ops []store.Op
@@ -93,6 +101,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 		return id, nil, err
 	}
 	used.UsedUid = host.Meta.Uid
+	host.TokenSite = record.Site
 	host.TrustGroup = record.Meta.Owner // the hosts that one administrator joins trust each other
 	return ca.Identity{Kind: kind, Name: name, UID: host.Meta.Uid}, append(ops, store.Create(host), joined("host", name, "registered by token")), nil
 }

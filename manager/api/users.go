@@ -158,12 +158,31 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 			}
 		}
 		ops := []store.Op{store.Delete(proto.CloneOf(u)), audit(ctx, "user", name, "removed")}
-		return append(ops, deleteTokens(snap, name)...), nil
+		return slices.Concat(ops, deleteTokens(snap, name), withoutStorage(ctx, snap, name)), nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&v1.RemoveUserResponse{}), nil
+}
+
+// withoutStorage takes storage away from a user: a later user of that name may be somebody else. Storage that nobody else may mount is
+// forbidden, because without users it would be everybody's.
+func withoutStorage(ctx context.Context, snap *store.Snapshot, user string) (ops []store.Op) {
+	for _, name := range slices.Sorted(maps.Keys(snap.Storages)) {
+		st := snap.Storages[name]
+		if !slices.Contains(st.Users, user) {
+			continue
+		}
+		st = proto.CloneOf(st)
+		st.Users = slices.DeleteFunc(st.Users, func(other string) bool { return other == user })
+		if len(st.Users) > 0 {
+			ops = append(ops, store.Update(st))
+			continue
+		}
+		ops = append(ops, store.Delete(st), audit(ctx, "storage", name, "forbidden: its only user %s was removed", user))
+	}
+	return ops
 }
 
 // ownedBy returns the names of a user's objects, sorted.

@@ -43,6 +43,7 @@ type Manager struct {
 	config    *client.Config
 	address   string
 	server    *http.Server
+	listener  net.Listener
 }
 
 // Start makes the manager serve until the test ends.
@@ -65,7 +66,10 @@ func (m *Manager) Start(t testing.TB) *Manager {
 }
 
 // Stop ends the manager at once, like a crash.
-func (m *Manager) Stop() { _ = m.server.Close() }
+func (m *Manager) Stop() {
+	_ = m.listener.Close() // of which the server may not know yet
+	_ = m.server.Close()
+}
 
 // Resume starts the manager again at the same address.
 func (m *Manager) Resume(t testing.TB) {
@@ -83,7 +87,7 @@ func (m *Manager) Resume(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.address = listener.Addr().String()
+	m.address, m.listener = listener.Addr().String(), listener
 	routes := http.NewServeMux()
 	routes.Handle(watariv1connect.NewControlServiceHandler(m))
 	routes.Handle(watariv1connect.NewJoinServiceHandler(m))
