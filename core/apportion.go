@@ -265,7 +265,7 @@ func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 			continue
 		}
 		var change Change
-		p.beginMove(&change, g, hosts[to].Name, leave{policy: policy.ApportionName, reason: "guests in proportion to the hosts' speeds: " + d.String()})
+		p.beginMove(&change, g, hosts[to].Name, cause{policy: policy.ApportionName, reason: "guests in proportion to the hosts' speeds: " + d.String()})
 		p.propose("guest/"+g.Meta.Name, change)
 		p.room.take(hosts[to].Name, g.Shape)
 		hosts[to].Place(g.Shape)

@@ -49,8 +49,8 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
-	how := p.leaves(g, h)
-	if how == nil {
+	why := p.causeToLeave(g, h)
+	if why == nil {
 		return
 	}
 	view := p.viewFor(g)
@@ -60,12 +60,12 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	}
 	to := view.hosts[target].Name
 	var c Change
-	p.beginMove(&c, g, to, *how)
+	p.beginMove(&c, g, to, *why)
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(to, g.Shape)
 	view.hosts[target].Place(g.Shape)
-	if how.policy != "" {
-		p.begunLately()[how.policy]++
+	if why.policy != "" {
+		p.begunLately()[why.policy]++
 	}
 }
 

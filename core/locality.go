@@ -263,7 +263,7 @@ func (p *pass) beginPlan(c *closer, plan locality.Plan) {
 	var change Change
 	for _, m := range plan.Moves {
 		p.beginMove(&change, c.guests[m.Guest], c.problem.Hosts[m.To].Name,
-			leave{policy: policy.LocalityName, reason: "locality: " + c.reason(plan, m), bandwidth: c.policy.Locality.Bandwidth})
+			cause{policy: policy.LocalityName, reason: "locality: " + c.reason(plan, m), bandwidth: c.policy.Locality.Bandwidth})
 	}
 	if p.touches(change) {
 		return

@@ -80,9 +80,9 @@ func optionalRank(m *v1.Migration) int {
 
 // beginMove adds the beginning of a guest's move to a change. The change is made only if the guest and both hosts are then as they
 // are now.
-func (p *pass) beginMove(c *Change, g *v1.Guest, target string, how leave) {
+func (p *pass) beginMove(c *Change, g *v1.Guest, target string, why cause) {
 	m := newMove(p.working.Objects, g, target)
-	m.Reason, m.Policy, m.BandwidthBytes = how.reason, how.policy, how.bandwidth
+	m.Reason, m.Policy, m.BandwidthBytes = why.reason, why.policy, why.bandwidth
 	c.write(Create, m)
 	for _, o := range []Object{p.Hosts[m.Source], p.Hosts[m.Target], g} {
 		if !slices.ContainsFunc(c.Ops, func(op Op) bool { return op.Object == o }) {

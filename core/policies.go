@@ -231,24 +231,24 @@ func (p *pass) limits(host string) *v1.GuestLimits {
 	return limits
 }
 
-// leave is how a guest leaves a host.
-type leave struct {
+// cause is why a guest is moved, and how fast.
+type cause struct {
 	policy    string // empty: a drain
 	reason    string
-	bandwidth uint64
+	bandwidth uint64 // bytes per second; 0: no limit
 }
 
-// leaves returns how a guest leaves a host that it has to leave; nil: a policy that wants it must not move it now.
-func (p *pass) leaves(g *v1.Guest, h *v1.Host) *leave {
+// causeToLeave returns why a guest has to leave its host; nil: a policy that wants it must not move it now.
+func (p *pass) causeToLeave(g *v1.Guest, h *v1.Host) *cause {
 	if h.Draining {
-		return &leave{reason: "host " + g.Host + " is drained"}
+		return &cause{reason: "host " + g.Host + " is drained"}
 	}
 	for _, w := range h.Withdrawn {
 		bounds, why := p.Core.policies.policy.BoundsOf(w.Policy)
 		if bounds == nil || p.forbidden(g, w.Policy, bounds) {
 			continue
 		}
-		return &leave{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: bounds.Bandwidth}
+		return &cause{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: bounds.Bandwidth}
 	}
 	return nil
 }

@@ -361,7 +361,7 @@ func (p *pass) rebalance() {
 func (p *pass) begin(c *Change, places *Places, m rebalance.Proposal) {
 	g := places.guests[m.Guest]
 	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
-	p.beginMove(c, g, places.Hosts[m.To].Name, leave{policy: m.Policy, bandwidth: bounds.Bandwidth,
+	p.beginMove(c, g, places.Hosts[m.To].Name, cause{policy: m.Policy, bandwidth: bounds.Bandwidth,
 		reason: fmt.Sprintf("%s: %s; this gains %.2f and takes about %.0f s", m.Policy, m.Why, m.Net(), max(1, m.Seconds))})
 }
 

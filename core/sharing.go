@@ -129,7 +129,7 @@ func (p *pass) sharers() []*sharer {
 		if !report.GetSharing() {
 			continue
 		}
-		h := &sharer{name: name, site: report.GetInfo().GetSite(), group: p.Hosts[name].GetTrustGroup(), wants: map[string]bool{},
+		h := &sharer{name: name, site: p.Hosts[name].GetInfo().GetSite(), group: p.Hosts[name].GetTrustGroup(), wants: map[string]bool{},
 			blobs: map[string]*v1.BlobObserved{}, report: report, shares: map[string]*v1.BlobShare{}}
 		h.out = &shareOrders{group: h.group}
 		for _, image := range p.Core.orders.base[name].Images {

@@ -63,8 +63,8 @@ func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return false
 	}
-	how := p.leaves(g, h)
-	return how != nil && how.policy == policy.HarvestName && p.viewFor(g).pick(p, g) < 0
+	why := p.causeToLeave(g, h)
+	return why != nil && why.policy == policy.HarvestName && p.viewFor(g).pick(p, g) < 0
 }
 
 // suspendCluster saves the cluster of a stranded guest, or, if it is saved, begins the restore that waits for room.
