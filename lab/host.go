@@ -79,7 +79,7 @@ func (l *Lab) startHost(ctx context.Context, host Host) error {
 }
 
 // spawnHost starts a host's first process in new namespaces.
-func (l *Lab) spawnHost(host Host, namespaces uintptr) (pid int, err error) {
+func (l *Lab) spawnHost(ctx context.Context, host Host, namespaces uintptr) (pid int, err error) {
 	log, err := os.OpenFile(filepath.Join(l.hostDir(host.Name), "log", "host.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return 0, err
@@ -92,7 +92,7 @@ func (l *Lab) spawnHost(host Host, namespaces uintptr) (pid int, err error) {
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	if err := l.enterShare(host.Name, cmd.Process.Pid); err != nil {
+	if err := l.enterShare(ctx, host.Name, cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		return 0, err

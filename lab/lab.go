@@ -104,7 +104,7 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	if err := l.allowUserfaults(); err != nil {
 		return err
 	}
-	if err := l.applyShares(); err != nil {
+	if err := l.applyShares(ctx); err != nil {
 		return err
 	}
 	if err := l.prepareHosts(ctx, o); err != nil {

@@ -57,7 +57,7 @@ func (h namespaceHost) start(ctx context.Context) error {
 	ran := pid != 0
 	if !ran {
 		var err error
-		pid, err = h.lab.spawnHost(h.Host, syscall.CLONE_NEWNS|syscall.CLONE_NEWNET|syscall.CLONE_NEWUTS|syscall.CLONE_NEWPID|
+		pid, err = h.lab.spawnHost(ctx, h.Host, syscall.CLONE_NEWNS|syscall.CLONE_NEWNET|syscall.CLONE_NEWUTS|syscall.CLONE_NEWPID|
 			syscall.CLONE_NEWIPC|syscall.CLONE_NEWCGROUP)
 		if err != nil {
 			return err

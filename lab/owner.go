@@ -70,7 +70,9 @@ func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error 
 	}
 	switch {
 	case does == OwnerAway:
-		err = l.stopOwner(ctx, name)
+		if err = l.stopOwner(ctx, name); err == nil {
+			err = l.applyShare(ctx, name, false)
+		}
 	case !slices.Contains(l.ownerActivities(name), does):
 		err = l.startOwner(ctx, name, does)
 	}
@@ -81,6 +83,9 @@ func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error 
 }
 
 func (l *Lab) startOwner(ctx context.Context, name string, does OwnerActivity) error {
+	if err := l.applyShare(ctx, name, true); err != nil {
+		return err
+	}
 	if _, err := l.inHost(name, "", "sh", "-c", ownerStartScript, string(does), ownerScripts[does]); err != nil {
 		return err
 	}

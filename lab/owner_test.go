@@ -71,7 +71,8 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 		}
 		t.Skip("missing: control groups for the processor's time")
 	}
-	l := up(t, Options{Name: "owned", Sites: 1, Hosts: 2, CPUs: map[string]float64{"a1": 0.25}})
+	o := Options{Name: "owned", Sites: 1, Hosts: 2, CPUs: map[string]float64{"a1": 0.25}}
+	l := up(t, o)
 	for _, does := range []OwnerActivity{OwnerBusy, OwnerTypes, OwnerTypes} {
 		if err := l.Owner(deadline(t), "a1", does); err != nil {
 			t.Fatal(err)
@@ -85,6 +86,34 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 	}
 	if out := l.must("a1", "who"); strings.Count(out, ownerUser) != 1 {
 		t.Errorf("logged in: %s", out)
+	}
+	// A host without a limit is in a group of its own while its owner is present.
+	shared := len(groups.roots) > 1 // the others share the lab's
+	if groups.alone(o.Name, "a2") == shared {
+		t.Errorf("before the owner comes, the host is alone: %v", !shared)
+	}
+	if err := l.Owner(deadline(t), "a2", OwnerTypes); err != nil {
+		t.Fatal(err)
+	}
+	inGroup := func() string {
+		return readWord(filepath.Join(groups.roots[0], groupPath(o.Name, "a2"), "cgroup.procs"))
+	}
+	if inGroup() == "" {
+		t.Error("the owner is present, and the host's processes are not in its group")
+	}
+	if err := l.Owner(deadline(t), "a2", OwnerAway); err != nil {
+		t.Fatal(err)
+	}
+	if groups.alone(o.Name, "a2") == shared {
+		t.Errorf("after the owner went away, the host is alone: %v", !shared)
+	}
+	// A running host that had no limit gets one.
+	o.CPUs = map[string]float64{"a1": 0.25, "a2": 0.5}
+	if _, err := Up(deadline(t), o); err != nil {
+		t.Fatal(err)
+	}
+	if inGroup() == "" {
+		t.Error("a running host's processes did not get the new limit")
 	}
 	used := func() time.Duration { return processorTime(t, groups, groupPath("owned", "a1")) }
 	begun, before := time.Now(), used()
@@ -122,9 +151,10 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 	if err := Down(deadline(t), "owned", nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range groups.members(groupPath("owned", "")) {
-		if _, err := os.Stat(file); err == nil {
-			t.Errorf("left: %s", file)
+	for _, root := range groups.roots {
+		dir := filepath.Join(root, groupPath("owned", ""))
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("left: %s", dir)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Shares of CPU time: the processes of each host are in a control group, which has a limit if the host is to be slower
-// than this machine.
+// Shares of CPU time: the processes of each host are in control groups, in which their time is counted, and limited if the
+// host is to be slower than this machine.
 
 package lab
 
@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -73,7 +74,7 @@ func (l *Lab) setShares(shares map[string]float64) error {
 func groupPath(lab, host string) string { return filepath.Join(cgroupFolder, lab, host) }
 
 // hierarchies are the root directories in which a host's control group is made. Version 1 may have one hierarchy for
-// limiting CPU time (cpu) and another for counting it (cpuacct).
+// limiting CPU time (cpu, the first) and another for counting it (cpuacct).
 type hierarchies struct {
 	roots []string
 	v2    bool // version 2
@@ -82,10 +83,14 @@ type hierarchies struct {
 // findHierarchies finds the hierarchies of the controllers that a share needs; there may be none.
 func findHierarchies(root string) hierarchies {
 	var h hierarchies
+	var last os.FileInfo
 	for _, controller := range []string{"cpu", "cpuacct"} {
-		if _, err := os.Stat(filepath.Join(root, controller, "cgroup.procs")); err == nil {
-			h.roots = append(h.roots, filepath.Join(root, controller))
+		dir := filepath.Join(root, controller)
+		info, err := os.Stat(dir)
+		if _, missing := os.Stat(filepath.Join(dir, "cgroup.procs")); err != nil || missing != nil || os.SameFile(info, last) {
+			continue
 		}
+		h.roots, last = append(h.roots, dir), info
 	}
 	if len(h.roots) > 0 {
 		return h
@@ -97,17 +102,40 @@ func findHierarchies(root string) hierarchies {
 	return h
 }
 
-// prepare makes a control group with a limit; share 0 means no limit.
-func (h hierarchies) prepare(path string, share float64) error {
+// groups returns the paths of the control groups that a host's processes are in, one below each root. Where time is counted in
+// other groups than it is shared out by, hosts that are not alone in one share the lab's: a kernel may let a group wait for
+// seconds while others run (docs/results/README.md), and programs on several hosts wait for each other.
+func (h hierarchies) groups(lab, host string, alone bool) []string {
+	paths := slices.Repeat([]string{groupPath(lab, host)}, len(h.roots))
+	if len(paths) > 1 && !alone {
+		paths[0] = groupPath(lab, "")
+	}
+	return paths
+}
+
+// alone reports whether a host's processes are in a group of their own.
+func (h hierarchies) alone(lab, host string) bool {
+	if len(h.roots) == 0 {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(h.roots[0], groupPath(lab, host)))
+	return err == nil
+}
+
+// prepare makes a host's control groups, with a limit, and moves the host's processes into them; share 0 means no limit. A host
+// with a limit is alone.
+func (h hierarchies) prepare(ctx context.Context, lab, host string, share float64, alone bool) error {
 	if len(h.roots) == 0 {
 		if share == 0 {
 			return nil
 		}
 		return fmt.Errorf("the kernel has no control groups for CPU time at %s: omit --cpus", cgroupRoot)
 	}
-	for _, root := range h.roots {
+	alone = alone || share > 0
+	paths := h.groups(lab, host, alone)
+	for i, root := range h.roots {
 		dir := root
-		for name := range strings.SplitSeq(path, "/") {
+		for name := range strings.SplitSeq(paths[i], "/") {
 			if h.v2 { // lets the groups below use the controller
 				if err := writeControl(dir, "cgroup.subtree_control", "+cpu"); err != nil {
 					return err
@@ -119,7 +147,36 @@ func (h hierarchies) prepare(path string, share float64) error {
 			}
 		}
 	}
-	return h.limit(path, share)
+	if err := h.limit(paths[0], share); err != nil {
+		return err
+	}
+	if len(h.roots) == 1 {
+		return nil
+	}
+	if alone {
+		return h.gather(lab, host)
+	}
+	return removeGroup(ctx, filepath.Join(h.roots[0], groupPath(lab, host)), filepath.Join(h.roots[0], paths[0]))
+}
+
+// gather moves the processes that are counted as a host's into the group in which it is alone. New ones may begin meanwhile.
+func (h hierarchies) gather(lab, host string) error {
+	files := h.members(lab, host, true)
+	for range 100 {
+		counted, _ := os.ReadFile(files[1])
+		present, _ := os.ReadFile(files[0])
+		there := strings.Fields(string(present))
+		elsewhere := slices.DeleteFunc(strings.Fields(string(counted)), func(pid string) bool { return slices.Contains(there, pid) })
+		if len(elsewhere) == 0 {
+			return nil
+		}
+		for _, pid := range elsewhere {
+			if err := os.WriteFile(files[0], []byte(pid), 0); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("host %s begins processes faster than they can be moved into %s", host, files[0])
 }
 
 func (h hierarchies) limit(path string, share float64) error {
@@ -143,9 +200,9 @@ func (h hierarchies) limit(path string, share float64) error {
 	return writeControl(dir, "cpu.cfs_quota_us", quota)
 }
 
-// enter moves a process into a control group. The processes that it starts later are in the group, too.
-func (h hierarchies) enter(path string, pid int) error {
-	for _, file := range h.members(path) {
+// enter moves a process into a host's control groups. The processes that it starts later are in them, too.
+func (h hierarchies) enter(lab, host string, pid int) error {
+	for _, file := range h.members(lab, host, h.alone(lab, host)) {
 		if err := os.WriteFile(file, []byte(strconv.Itoa(pid)), 0); err != nil {
 			return err
 		}
@@ -153,10 +210,10 @@ func (h hierarchies) enter(path string, pid int) error {
 	return nil
 }
 
-// members returns the files to which the id of a process is written so that it enters the group.
-func (h hierarchies) members(path string) (files []string) {
-	for _, root := range h.roots {
-		files = append(files, filepath.Join(root, path, "cgroup.procs"))
+// members returns the files to which the id of a process is written so that it enters a host's groups.
+func (h hierarchies) members(lab, host string, alone bool) (files []string) {
+	for i, path := range h.groups(lab, host, alone) {
+		files = append(files, filepath.Join(h.roots[i], path, "cgroup.procs"))
 	}
 	return files
 }
@@ -167,27 +224,34 @@ func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err e
 		dir := filepath.Join(root, groupPath(lab, ""))
 		hosts, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
 		for _, file := range hosts {
-			err = errors.Join(err, removeGroup(ctx, filepath.Dir(file)))
+			err = errors.Join(err, removeGroup(ctx, filepath.Dir(file), ""))
 			removed++
 		}
 		if _, missing := os.Stat(dir); missing == nil {
-			err = errors.Join(err, removeGroup(ctx, dir))
+			err = errors.Join(err, removeGroup(ctx, dir, ""))
 		}
 		_ = os.Remove(filepath.Dir(dir)) // if this was the last lab
 	}
 	return removed, err
 }
 
-// removeGroup retries until the kernel allows it: a group stays busy for a moment after its last process has ended. It removes
-// the groups below, too: a host's agent has made one for each vCPU of a guest that it slowed down.
-func removeGroup(ctx context.Context, dir string) error {
+// removeGroup removes a control group, whose processes have ended or move into another one. It retries until the kernel allows it: a
+// group stays busy for a moment after its last process has ended. It removes the groups below, too: a host's agent has made one for
+// each vCPU of a guest that it slowed down.
+func removeGroup(ctx context.Context, dir, into string) error {
 	return waitFor(ctx, 10*time.Second, "control group "+dir+" to be empty", func() bool {
 		below, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
-		for _, file := range below {
+		for _, file := range append(below, filepath.Join(dir, "cgroup.procs")) {
+			if into != "" {
+				present, _ := os.ReadFile(file)
+				for pid := range strings.FieldsSeq(string(present)) {
+					_ = os.WriteFile(filepath.Join(into, "cgroup.procs"), []byte(pid), 0) // fails if it has ended
+				}
+			}
 			_ = os.Remove(filepath.Dir(file))
 		}
-		err := os.Remove(dir)
-		return err == nil || errors.Is(err, fs.ErrNotExist)
+		_, err := os.Stat(dir)
+		return errors.Is(err, fs.ErrNotExist)
 	})
 }
 
@@ -198,32 +262,41 @@ func writeControl(dir, name, value string) error {
 	return nil
 }
 
-// applyShares makes each host's control group and sets its limit. A new limit applies to a running host at once.
-func (l *Lab) applyShares() error {
-	groups := findHierarchies(cgroupRoot)
+// applyShares makes each host's control groups and sets its limit. A new limit applies to a running host at once.
+func (l *Lab) applyShares(ctx context.Context) error {
 	for _, host := range l.Hosts() {
-		if err := groups.prepare(groupPath(l.Name(), host.Name), l.state.CPUs[host.Name]); err != nil {
-			return fmt.Errorf("host %s: %w", host.Name, err)
+		present := l.hostProcess(host.Name) != 0 && len(l.ownerActivities(host.Name)) > 0
+		if err := l.applyShare(ctx, host.Name, present); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// enterShare moves a host's first process into the host's control group, before it starts others.
-func (l *Lab) enterShare(host string, pid int) error {
-	groups, path := findHierarchies(cgroupRoot), groupPath(l.Name(), host)
-	if err := groups.prepare(path, l.state.CPUs[host]); err != nil { // after a reboot of this machine the group is gone
-		return err
-	}
-	if err := groups.enter(path, pid); err != nil {
-		return fmt.Errorf("put host %s into its control group: %w", host, err)
+// applyShare makes the control groups of one host and sets its limit. A host whose owner is present is alone in a group: its guests
+// make way for the owner there, and not for guests of other hosts.
+func (l *Lab) applyShare(ctx context.Context, host string, present bool) error {
+	if err := findHierarchies(cgroupRoot).prepare(ctx, l.Name(), host, l.state.CPUs[host], present); err != nil {
+		return fmt.Errorf("host %s: %w", host, err)
 	}
 	return nil
 }
 
-// inShare makes a command start in a host's control group.
+// enterShare moves a host's first process into the host's control groups, before it starts others.
+func (l *Lab) enterShare(ctx context.Context, host string, pid int) error {
+	if err := l.applyShare(ctx, host, false); err != nil { // after a reboot of this machine the groups are gone
+		return err
+	}
+	if err := findHierarchies(cgroupRoot).enter(l.Name(), host, pid); err != nil {
+		return fmt.Errorf("put host %s into its control groups: %w", host, err)
+	}
+	return nil
+}
+
+// inShare makes a command start in a host's control groups.
 func (l *Lab) inShare(host string, command *exec.Cmd) *exec.Cmd {
-	files := findHierarchies(cgroupRoot).members(groupPath(l.Name(), host))
+	groups := findHierarchies(cgroupRoot)
+	files := groups.members(l.Name(), host, groups.alone(l.Name(), host))
 	files = slices.DeleteFunc(files, func(file string) bool { _, err := os.Stat(file); return err != nil })
 	if len(files) == 0 {
 		return command

@@ -48,7 +48,10 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 	}{
 		"version 1": {first, 0.7, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "14000", "cpu/watari-lab/l/a1/cpu.cfs_period_us": "20000",
 			"cpu/watari-lab/l/a1/cgroup.procs": "42", "cpuacct/watari-lab/l/a1/cgroup.procs": "42"}},
-		"version 1, no limit": {first, 0, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "-1"}},
+		"version 1, no limit": {first, 0, map[string]string{"cpu/watari-lab/l/cpu.cfs_quota_us": "-1", "cpu/watari-lab/l/cgroup.procs": "42",
+			"cpuacct/watari-lab/l/a1/cgroup.procs": "42"}},
+		"version 1, one hierarchy, no limit": {map[string]string{"cpu/cgroup.procs": ""}, 0, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "-1",
+			"cpu/watari-lab/l/a1/cgroup.procs": "42"}},
 		"version 2": {second, 1.5, map[string]string{"watari-lab/l/a1/cpu.max": "30000 20000", "watari-lab/l/a1/cgroup.procs": "42",
 			"cgroup.subtree_control": "+cpu", "watari-lab/l/cgroup.subtree_control": "+cpu"}},
 		"version 2, no limit": {second, 0, map[string]string{"watari-lab/l/a1/cpu.max": "max 20000"}},
@@ -56,16 +59,16 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := fakeGroups(t, c.files)
-			groups, path := findHierarchies(root), groupPath("l", "a1")
-			if err := groups.prepare(path, c.share); err != nil {
+			groups := findHierarchies(root)
+			if err := groups.prepare(t.Context(), "l", "a1", c.share, false); err != nil {
 				t.Fatal(err)
 			}
-			for _, file := range groups.members(path) { // the kernel makes this file with the group
+			for _, file := range groups.members("l", "a1", c.share > 0) { // the kernel makes this file with the group
 				if err := os.WriteFile(file, nil, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := groups.enter(path, 42); err != nil {
+			if err := groups.enter("l", "a1", 42); err != nil {
 				t.Fatal(err)
 			}
 			for name, want := range c.want {
@@ -75,7 +78,7 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 			}
 		})
 	}
-	err := findHierarchies(t.TempDir()).prepare("l/a1", 0.5)
+	err := findHierarchies(t.TempDir()).prepare(t.Context(), "l", "a1", 0.5, false)
 	if err == nil || !strings.Contains(err.Error(), "no control groups") {
 		t.Errorf("without control groups: %v", err)
 	}

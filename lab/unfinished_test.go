@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -30,9 +31,8 @@ func TestUpIsKilled(t *testing.T) {
 			if err != nil {
 				t.Fatalf("up after a kill at %s: %v", moment, err)
 			}
-			if !(testLab{l, t}).reaches("a1", "b1") {
-				t.Fatalf("a1 does not reach b1 after a kill at %s", moment)
-			}
+			made := testLab{l, t}
+			made.until(fmt.Sprintf("a1 reaches b1 after a kill at %s", moment), func() bool { return made.reaches("a1", "b1") })
 		}
 		marks := testLab{at(name), t}.marksOfAny()
 		if err := Down(deadline(t), name, nil); err != nil {

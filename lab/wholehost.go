@@ -118,7 +118,7 @@ func (h wholeHost) start(ctx context.Context) error {
 		return err
 	}
 	return inNamespace(h.router(), func() error {
-		_, err := h.lab.spawnHost(h.Host, syscall.CLONE_NEWPID)
+		_, err := h.lab.spawnHost(ctx, h.Host, syscall.CLONE_NEWPID)
 		return err
 	})
 }

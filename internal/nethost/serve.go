@@ -136,9 +136,11 @@ func (s *Service) Listen(ports []int, _ *struct{}) error {
 		}
 		go func() {
 			for {
-				if conn, err := listener.Accept(); err == nil {
-					conn.Close()
+				conn, err := listener.Accept()
+				if err != nil {
+					return
 				}
+				conn.Close()
 			}
 		}()
 	}

@@ -26,7 +26,7 @@ var addedFiles embed.FS
 var installedPackages = []string{
 	"linux-image-amd64", "systemd-sysv", "udev", "dbus", "libpam-systemd", "polkitd", "kmod", "apparmor", "ca-certificates",
 	"iproute2", "iputils-ping", "nftables", "procps", "openssh-server",
-	"libvirt-daemon-system", "libvirt-clients", "qemu-system-x86", "qemu-utils", "numactl", "hwloc-nox", "pciutils", "zstd",
+	"libvirt-daemon-system", "libvirt-clients", "qemu-system-x86", "qemu-utils", "numactl", "hwloc-nox", "pciutils", "zstd", "e2fsprogs",
 }
 
 // enabledUnits are units that Debian does not enable.
