@@ -308,6 +308,19 @@ func TestTheWebConsoleInABrowser(t *testing.T) {
 		}
 		shows(t, ctx, "what a policy would have done", `document.querySelector("main").textContent.includes("It would have done")`)
 	})
+	t.Run("a run that goes back", func(t *testing.T) {
+		if err := chromedp.Run(ctx, chromedp.Evaluate(runThatGoesBack, nil), chromedp.Click(`nav a[href="#/runs"]`)); err != nil {
+			t.Fatal(err)
+		}
+		shows(t, ctx, "the run", `[...document.querySelectorAll("td button, th button")].some((e) => e.textContent === "r1")`)
+		if err := chromedp.Run(ctx, chromedp.Click(`//button[text()="r1"]`)); err != nil {
+			t.Fatal(err)
+		}
+		shows(t, ctx, "that the run went back once", `document.querySelector("main pre").textContent === "one two\n[The run went back to a checkpoint. Its output goes on from there.]\nTWO three"`)
+		if err := chromedp.Run(ctx, chromedp.Evaluate(`fetch = window.unchanged`, nil)); err != nil {
+			t.Fatal(err)
+		}
+	})
 	for _, view := range []string{"map", "runs", "checkpoints", "events", "policy"} {
 		t.Run(view, func(t *testing.T) {
 			var wide int
@@ -336,6 +349,24 @@ func TestTheWebConsoleInABrowser(t *testing.T) {
 		t.Errorf("the browser complains: %q", list)
 	}
 }
+
+// runThatGoesBack is a script that answers for the manager: there is one run, which goes back to a checkpoint while it writes.
+const runThatGoesBack = `
+window.unchanged = fetch;
+fetch = (url, options) => {
+	if (url.endsWith("/ListRuns")) return Promise.resolve(Response.json({ runs: [{ meta: { name: "r1", uid: "1" }, state: "RUN_STATE_RUNNING" }] }));
+	if (!url.endsWith("/RunOutput")) return window.unchanged(url, options);
+	const frame = (flags, message) => {
+		const text = new TextEncoder().encode(JSON.stringify(message)), head = new Uint8Array(5);
+		new DataView(head.buffer).setUint32(1, text.length);
+		head[0] = flags;
+		return [head, text];
+	};
+	return Promise.resolve(new Response(new Blob([
+		...frame(0, { stdout: btoa("one "), stdoutOffset: "0" }), ...frame(0, { stdout: btoa("two"), stdoutOffset: "4" }),
+		...frame(0, { stdout: btoa("TWO "), stdoutOffset: "4" }), ...frame(0, { stdout: btoa("three"), stdoutOffset: "8" }), ...frame(2, {})])));
+};
+`
 
 // screenshot writes a picture of the page into the folder that the environment names; if it names none, there is none.
 func screenshot(t *testing.T, ctx context.Context, name string) {

@@ -138,6 +138,7 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 		if run == nil || run.Meta.Uid != uid {
 			return fail(connect.CodeNotFound, "run %s was removed", r.Msg.Name)
 		}
+		out.cut, errs.cut = run.Restores > 0, run.Restores > 0
 		if err := sendOutput(out, errs, stream); err != nil {
 			return err
 		}
@@ -172,7 +173,8 @@ func sendOutput(out, errs *tail, stream *connect.ServerStream[v1.RunOutputRespon
 		if len(a)+len(b) == 0 {
 			return nil
 		}
-		if err := stream.Send(&v1.RunOutputResponse{Stdout: a, Stderr: b}); err != nil {
+		part := &v1.RunOutputResponse{Stdout: a, Stderr: b, StdoutOffset: out.begin(a), StderrOffset: errs.begin(b)}
+		if err := stream.Send(part); err != nil {
 			return err
 		}
 	}
@@ -183,6 +185,7 @@ type tail struct {
 	path   string
 	offset int64
 	file   *os.File
+	cut    bool // the run went back to a checkpoint, so the file may have been cut
 }
 
 // next returns what follows, nothing at the present end.
@@ -201,6 +204,9 @@ func (t *tail) next() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read a run's output: %w", err)
 	}
+	if t.cut {
+		t.offset = min(t.offset, info.Size())
+	}
 	if info.Size() <= t.offset {
 		return nil, nil
 	}
@@ -212,6 +218,9 @@ func (t *tail) next() ([]byte, error) {
 	t.offset += int64(n)
 	return data[:n], nil
 }
+
+// begin returns the offset of what next has returned.
+func (t *tail) begin(data []byte) *uint64 { return new(uint64(t.offset) - uint64(len(data))) }
 
 func (t *tail) close() {
 	if t.file != nil {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -42,4 +43,31 @@ func TestOnlySignalsThatEndProgramsCancelARunThatWaits(t *testing.T) {
 	if got := signalName(syscall.SIGUSR1) + ", " + signalName(40); got != "SIGUSR1, signal 40" {
 		t.Error(got)
 	}
+}
+
+func TestOutputThatWasCutIsReadAgainIfItsRunWentBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stdout")
+	out := &tail{path: path}
+	defer out.close()
+	read := func(want string, from uint64) {
+		t.Helper()
+		data, err := out.next()
+		if err != nil || string(data) != want || *out.begin(data) != from {
+			t.Errorf("read %q from %d on, want %q from %d on (%v)", data, *out.begin(data), want, from, err)
+		}
+	}
+	replace := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace("one two three")
+	read("one two three", 0)
+	replace("one ")
+	read("", 13)
+	out.cut = true
+	read("", 4)
+	replace("one TWO")
+	read("TWO", 4)
 }

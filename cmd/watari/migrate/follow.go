@@ -126,7 +126,7 @@ func report(env *cli.Env, m *v1.Migration, interrupted bool) error {
 	err := env.Show(m, func(w io.Writer) {
 		if m.GetState() == v1.MigrationState_MIGRATION_STATE_DONE {
 			fmt.Fprintf(w, "%s moved from %s to %s: total %s, downtime %s, %s sent\n", guest, m.GetSource(), m.GetTarget(),
-				output.Milliseconds(m.GetTotalMs()), output.Milliseconds(m.GetDowntimeMs()), output.Size(sent(m)))
+				output.Milliseconds(m.GetTotalMs()), downtime(m), output.Size(sent(m)))
 		}
 	})
 	switch m.GetState() {

@@ -31,8 +31,8 @@ func New(env *cli.Env) *cobra.Command {
 		Long: "Move a guest to another host while it runs. Its programs continue, and it keeps its address. Without --to and " +
 			"--to-site, the manager chooses the best other host.\n\n" +
 			"The command shows the transfer and ends with a report: total time, downtime (from the stop at the source to " +
-			"the resume at the target) and bytes sent. Ctrl-C cancels the migration and waits until the manager knows that the guest " +
-			"continues at its source. A second Ctrl-C ends the command without waiting.",
+			"the resume at the target; its parts are the sending of the last memory and the hand-over to the target) and bytes " +
+			"sent. Ctrl-C cancels the migration and waits until the manager knows that the guest continues at its source. A second Ctrl-C ends the command without waiting.",
 		Example: "  watari migrate md-2 --to b1\n  watari migrate md-2 --to-site kyoto --bandwidth 200mbit\n" +
 			"  watari migrate list\n  watari migrate cancel md-2",
 		Args:              cli.Args("GUEST"),

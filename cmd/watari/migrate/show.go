@@ -16,13 +16,22 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
+// downtime returns for how long the guest stood, with its two parts: until QEMU had sent all, and until the target had resumed it.
+func downtime(m *v1.Migration) string {
+	text, sending := output.Milliseconds(m.GetDowntimeMs()), m.GetProgress().GetDowntimeMs()
+	if sending == 0 || sending >= m.GetDowntimeMs() {
+		return text
+	}
+	return fmt.Sprintf("%s (%s sending, %s hand-over)", text, output.Milliseconds(sending), output.Milliseconds(m.GetDowntimeMs()-sending))
+}
+
 func describe(w io.Writer, env *cli.Env, m *v1.Migration) {
-	limit, total, downtime := "none", "", ""
+	limit, total, stopped := "none", "", ""
 	if m.GetBandwidthBytes() > 0 {
 		limit = output.Size(m.GetBandwidthBytes()) + "/s"
 	}
 	if m.GetState() == v1.MigrationState_MIGRATION_STATE_DONE {
-		total, downtime = output.Milliseconds(m.GetTotalMs()), output.Milliseconds(m.GetDowntimeMs())
+		total, stopped = output.Milliseconds(m.GetTotalMs()), downtime(m)
 	}
 	output.Fields(w,
 		[2]string{"name", m.GetMeta().GetName()},
@@ -39,7 +48,7 @@ func describe(w io.Writer, env *cli.Env, m *v1.Migration) {
 		[2]string{"sent", output.Size(sent(m))},
 		[2]string{"passes", fmt.Sprint(m.GetProgress().GetIteration())},
 		[2]string{"total", total},
-		[2]string{"downtime", downtime},
+		[2]string{"downtime", stopped},
 		[2]string{"age", output.Age(env.Now(), m.GetMeta().GetCreated())},
 	)
 }

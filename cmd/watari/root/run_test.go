@@ -144,6 +144,27 @@ func TestRunOutputGoesOnAfterABrokenConnection(t *testing.T) {
 	}
 }
 
+func TestTheOutputOfARunGoesBackWithItToACheckpoint(t *testing.T) {
+	manager := &stub.Manager{Unary: answers}
+	manager.OnRunOutput = func(ctx context.Context, r *v1.RunOutputRequest, send func(*v1.RunOutputResponse) error) error {
+		part := func(text string, offset uint64) *v1.RunOutputResponse {
+			return &v1.RunOutputResponse{Stdout: []byte(text), StdoutOffset: &offset, StderrOffset: new(uint64(0))}
+		}
+		if r.StdoutOffset > 0 { // after the connection broke
+			if r.StdoutOffset != 7 {
+				t.Errorf("asks for output from %d on", r.StdoutOffset)
+			}
+			return send(output("", "", ended(v1.RunState_RUN_STATE_EXITED, 0, "")))
+		}
+		return errors.Join(send(part("one two three", 0)), send(part("TWO", 4)), connect.NewError(connect.CodeUnavailable, errors.New("cut")))
+	}
+	manager.Start(t)
+	result := manager.Begin(t, "run", "md", "--", "program").Wait(t)
+	if result.Out != "one two threeTWO" || strings.Count(result.Err, "went back to a checkpoint") != 1 || result.Status != 0 {
+		t.Errorf("%+v", result)
+	}
+}
+
 func TestCtrlCInterruptsTheRunAndASecondOneLeavesIt(t *testing.T) {
 	var signals atomic.Int32
 	interrupted := make(chan int32, 1)

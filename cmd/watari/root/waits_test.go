@@ -306,7 +306,7 @@ func moves(cancelled chan struct{}, stages ...*v1.Migration) *stub.Manager {
 
 func stage(state v1.MigrationState, message string) *v1.Migration {
 	return &v1.Migration{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: state, Message: message,
-		TotalMs: 4510, DowntimeMs: 69, Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, RemainingBytes: 128 << 20, TransferredBytes: 213 << 20, Iteration: 2}}
+		TotalMs: 4510, DowntimeMs: 69, Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, RemainingBytes: 128 << 20, TransferredBytes: 213 << 20, Iteration: 2, DowntimeMs: 40}}
 }
 
 const (
@@ -320,7 +320,7 @@ const (
 func TestMigrateReports(t *testing.T) {
 	manager := moves(nil, stage(reserving, ""), stage(transferring, ""), stage(done, "")).Start(t)
 	result := manager.Run(t, "migrate", "md-1", "--to", "a1")
-	if want := "md-1 moved from b1 to a1: total 4.5 s, downtime 69 ms, 213 MiB sent\n"; result.Status != 0 || result.Out != want {
+	if want := "md-1 moved from b1 to a1: total 4.5 s, downtime 69 ms (40 ms sending, 29 ms hand-over), 213 MiB sent\n"; result.Status != 0 || result.Out != want {
 		t.Errorf("status %d, wrote %q", result.Status, result.Out)
 	}
 	for _, want := range []string{"md-1: b1 to a1: the target makes room\n", "md-1: b1 to a1: 75 %  384 MiB of 512 MiB, pass 2 over what the guest has changed\n"} {

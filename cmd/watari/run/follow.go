@@ -34,6 +34,10 @@ func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string
 		for stream.Receive() {
 			alive()
 			part := stream.Msg()
+			stdoutBack, stderrBack := goBack(&from.stdout, part.StdoutOffset, part.Stdout), goBack(&from.stderr, part.StderrOffset, part.Stderr)
+			if stdoutBack || stderrBack {
+				env.Notef("watari: run %s went back to a checkpoint; its output goes on from there", name)
+			}
 			if err := errors.Join(write(env.Out, part.Stdout, &from.stdout), write(env.Err, part.Stderr, &from.stderr)); err != nil {
 				return fmt.Errorf("write the output of run %s: %w", name, err)
 			}
@@ -50,6 +54,15 @@ func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string
 		return nil
 	})
 	return ended, err
+}
+
+// goBack sets offset to that of a part of the output, and reports whether it lies before.
+func goBack(offset, part *uint64, data []byte) bool {
+	if len(data) == 0 || part == nil || *part >= *offset {
+		return false
+	}
+	*offset = *part
+	return true
 }
 
 func write(w io.Writer, data []byte, offset *uint64) error {

@@ -24,15 +24,22 @@ export function runsView(main) {
     head.hidden = out.hidden = false;
     say(head, `Output of ${chosen}`);
     out.replaceChildren();
-    const write = (bytes, decoder) => {
-      if (!bytes) return;
+    // Each stream has a decoder, and the offset at which its last part ended.
+    const streams = [1, 2].map(() => ({ decoder: new TextDecoder(), end: 0 }));
+    const write = (text, stream, offset) => {
+      if (!text) return;
       const bottom = out.scrollTop + out.clientHeight > out.scrollHeight - 30;
-      out.append(decoder.decode(Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0)), { stream: true }));
+      const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0)), at = Number(offset ?? stream.end);
+      if (at < stream.end) {
+        stream.decoder = new TextDecoder();
+        out.append("\n[The run went back to a checkpoint. Its output goes on from there.]\n");
+      }
+      stream.end = at + bytes.length;
+      out.append(stream.decoder.decode(bytes, { stream: true }));
       if (out.textContent.length > 2 * kept) out.textContent = out.textContent.slice(-kept);
       if (bottom) out.scrollTop = out.scrollHeight;
     };
-    const decoders = [new TextDecoder(), new TextDecoder()];
-    follow("RunOutput", { name: chosen, follow: true }, (m) => { write(m.stdout, decoders[0]); write(m.stderr, decoders[1]); }, reading.signal)
+    follow("RunOutput", { name: chosen, follow: true }, (m) => { write(m.stdout, streams[0], m.stdoutOffset); write(m.stderr, streams[1], m.stderrOffset); }, reading.signal)
       .catch((e) => { if (e.name !== "AbortError") trouble(`output of ${chosen}: ${e.message}`); });
     draw();
   }
