@@ -168,6 +168,9 @@ func bench(runs int) error {
 	if err != nil {
 		return err
 	}
+	if err := install(s); err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	go pin(ctx)
@@ -195,6 +198,23 @@ func bench(runs int) error {
 		return err
 	}
 	return report.Tell(r.Goals, out)
+}
+
+// program is this program's path on the lent host, which need not have the folder that it runs from.
+const program = "/tmp/bench-harvest"
+
+// install copies this program to the lent host.
+func install(s *system.System) error {
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	if err := s.WriteTo(lent, self, program); err != nil {
+		return err
+	}
+	_, err = s.OnHost(lent, "chmod 755 "+program)
+	return err
 }
 
 type result struct{ first, gone, alone, leaving, unbounded float64 }
@@ -244,12 +264,8 @@ func leave(s *system.System, r *result) error {
 	defer s.Watari("policy", "rollback")
 	defer s.Watari("lab", "owner", "--name", lab, lent, "away")
 	sent, loop := make(chan string, 1), make(chan []pair, 1)
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	go func() {
-		out, _ := s.OnHost(lent, "exec "+self+" -watch")
+		out, _ := s.OnHost(lent, "exec "+program+" -watch")
 		sent <- out
 	}()
 	time.Sleep(time.Second)
@@ -314,11 +330,7 @@ func firstPage(counts []pair, back time.Time) float64 {
 
 // ownersLoop runs the owner's program on the lent host.
 func ownersLoop(s *system.System) ([]pair, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.OnHost(lent, "exec setpriv --reuid=1000 --regid=1000 --clear-groups "+self+" -loop")
+	out, err := s.OnHost(lent, "exec setpriv --reuid=1000 --regid=1000 --clear-groups "+program+" -loop")
 	if err != nil {
 		return nil, err
 	}
