@@ -212,9 +212,8 @@ func (a *Agent) forget(ctx context.Context, g *guest, r *machine.Record) machine
 
 // unplug removes the guest's tap and the route to it.
 func (a *Agent) unplug(ctx context.Context, g *guest) error {
-	if err := a.network.UnplugGuest(ctx, g.uid); err != nil {
+	if err := a.networks.unplug(ctx, g.uid); err != nil {
 		return fmt.Errorf("unplug guest %s: %w", g.name, err)
 	}
-	a.networks.unplugged(g.uid)
 	return nil
 }

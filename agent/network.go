@@ -28,6 +28,7 @@ type networkKeeper struct {
 	wanted  *v1.NetworkWanted
 	inForce uint64
 	routed  map[string]bool // guests routed to their taps
+	going   int             // taps that are being removed
 	gone    uint64          // counts removed taps
 	failure error
 	applied chan struct{} // closed after each attempt
@@ -81,8 +82,9 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 		err = k.network.Apply(ctx, wanted, local)
 	}
 	k.mu.Lock()
-	k.failure = err
-	if gone == k.gone { // otherwise a tap was removed meanwhile, with its route; the next round begins at once
+	current := gone == k.gone && k.going == 0
+	if current { // otherwise a tap was removed meanwhile, with its route; the next round begins at once
+		k.failure = err
 		k.rounds++
 		if err == nil {
 			k.inForce = wanted.Generation
@@ -98,7 +100,7 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	if wanted == nil {
 		return true
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && current && ctx.Err() == nil {
 		k.log.Error("apply the network", "generation", wanted.Generation, "error", err)
 	}
 	k.log.Debug("network applied", "generation", wanted.Generation, "local", len(local), "took", time.Since(begun), "error", err)
@@ -106,13 +108,19 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	return err == nil
 }
 
-// unplugged says that a tap was removed, and its route with it.
-func (k *networkKeeper) unplugged(uid string) {
+// unplug removes a guest's tap, and its route with it.
+func (k *networkKeeper) unplug(ctx context.Context, uid string) error {
 	k.mu.Lock()
+	k.going++
+	k.mu.Unlock()
+	err := k.network.UnplugGuest(ctx, uid)
+	k.mu.Lock()
+	k.going--
 	k.gone++
 	delete(k.routed, uid)
 	k.mu.Unlock()
 	poke(k.wake)
+	return err
 }
 
 // ensure waits until this host routes a local guest's address to its tap.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -15,13 +16,20 @@ import (
 type countingNetwork struct {
 	Network
 	rounds atomic.Int32
-	during func()
+	during func() error
+	going  func() // in the middle of the removal of a tap
+}
+
+func (n *countingNetwork) UnplugGuest(context.Context, string) error {
+	if n.going != nil {
+		n.going()
+	}
+	return nil
 }
 
 func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []machine.Tap) error {
 	n.rounds.Add(1)
-	n.during()
-	return nil
+	return n.during()
 }
 
 // newTestKeeper keeps a network with one local guest, g, for as long as the test lasts.
@@ -35,14 +43,16 @@ func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Conte
 
 // A guest that ends and is started again at once gets a new tap, to which nothing is routed yet.
 func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
-	network := &countingNetwork{during: func() {}}
+	network := &countingNetwork{during: func() error { return nil }}
 	k, ctx := newTestKeeper(t, network)
 	go k.run(ctx)
 	if err := k.ensure(ctx, "g"); err != nil {
 		t.Fatal(err)
 	}
 	before := network.rounds.Load()
-	k.unplugged("g")
+	if err := k.unplug(ctx, "g"); err != nil {
+		t.Fatal(err)
+	}
 	if err := k.ensure(ctx, "g"); err != nil {
 		t.Fatal(err)
 	}
@@ -51,12 +61,33 @@ func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 	}
 }
 
+// A round ends while a tap goes, and fails because of that; it is no failure.
 func TestRoundDuringWhichATapGoesDoesNotCount(t *testing.T) {
 	network := &countingNetwork{}
 	k, ctx := newTestKeeper(t, network)
-	network.during = func() {
-		if network.rounds.Load() == 1 {
-			k.unplugged("g")
+	begun, ended, gone := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	network.going = func() {
+		close(begun)
+		<-ended
+		time.Sleep(20 * time.Millisecond) // what the keeper makes of the round comes first
+	}
+	network.during = func() error {
+		if network.rounds.Load() > 1 {
+			<-gone
+			return nil
+		}
+		go func() {
+			_ = k.unplug(ctx, "g")
+			close(gone)
+		}()
+		<-begun
+		close(ended)
+		return errors.New("set route: Link not found")
+	}
+	failed := make(chan string, 1000)
+	k.changed = func() {
+		if _, problem := k.state(); problem != "" {
+			failed <- problem
 		}
 	}
 	go k.run(ctx)
@@ -65,5 +96,10 @@ func TestRoundDuringWhichATapGoesDoesNotCount(t *testing.T) {
 	}
 	if n := network.rounds.Load(); n < 2 {
 		t.Errorf("routed after %d rounds", n)
+	}
+	select {
+	case problem := <-failed:
+		t.Errorf("reported: %s", problem)
+	default:
 	}
 }

@@ -298,6 +298,8 @@ func (o *outside) Migrate(ctx context.Context, uid string, _ domain.MigrateOptio
 	return nil
 }
 
+func (o *outside) Incoming(_ domain.Spec, xml string) (string, error) { return xml, nil }
+
 func (o *outside) Creating(string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

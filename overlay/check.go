@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check checks the packet filter, and installs it again if it is gone. It also checks whether another filter drops
+// Check checks the packet filter, and installs it again if another program has changed it. It also checks whether another filter drops
 // guests' packets and, once a minute, which hosts do not answer. It returns one sentence for each problem that it could
-// not repair, and for each part that the last Apply left out. It takes about a millisecond.
+// not repair, and for each part that the last Apply left out. It takes some milliseconds.
 func (o *Overlay) Check(ctx context.Context) []string {
 	problems := o.check(ctx)
 	o.problems.Store(&problems)
@@ -38,13 +38,15 @@ func (o *Overlay) check(ctx context.Context) []string {
 	if err != nil {
 		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
-	stands := slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
-		return isOwn(c.Table) && c.Name == "forward"
-	})
-	if o.prepared && !stands {
-		o.log.Warn("the packet filter was removed (nftables table inet watari): installing it again")
-		if err := o.installFilter(ctx); err != nil {
-			problems = append(problems, err.Error())
+	if o.prepared {
+		if sum, err := sumOfFilter(); err != nil || sum != o.filterSum {
+			o.log.Warn("another program has changed or removed the packet filter (nftables table inet watari): installing it again", "error", err)
+			if err := o.installFilter(ctx); err != nil {
+				problems = append(problems, err.Error())
+			}
+		}
+		if err := o.guardTaps(); err != nil {
+			problems = append(problems, "guests are kept apart by the packet filter alone, and not while another program changes that: "+err.Error())
 		}
 	}
 	for _, c := range chains {
@@ -219,6 +221,7 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 	clear(o.guests)
 	clear(o.clusters)
 	clear(o.wanted)
+	o.peers = nil
 	o.prepared, o.accepted = false, time.Time{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the overlay from this host: %w", err)

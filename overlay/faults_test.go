@@ -6,9 +6,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"watari/internal/nethost"
 	"watari/overlay"
 )
 
@@ -186,20 +188,102 @@ func TestLeftoversAreRemovedAndOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestARemovedFilterIsPutBack(t *testing.T) {
+// An administrator loads the host's firewall anew, which takes the packet filter away, or its rules, or opens it.
+func TestAGuestIsKeptApartWhateverIsDoneToThePacketFilter(t *testing.T) {
 	w := newWorld(t)
-	one, other := w.guest(1, 0, "a1"), w.guest(2, 0, "a1")
+	one, mate, other := w.guest(1, 0, "a1"), w.guest(1, 1, "b1"), w.guest(2, 0, "a1")
 	w.apply()
-	w.cannotReach(one, other.Address.String())
-	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
-	w.reaches(one, other, 56) // without a filter nothing separates the clusters
-	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
-		t.Fatalf("problems %q, error %v", problems, err)
+	host := w.hosts["a1"]
+	const port = 7201
+	w.must(host.Listen(port, port+1))
+	w.must(host.OpenStorage(map[string][]uint16{one.UID: {port}}))
+	connects := func(g *nethost.Guest, to string, port int) bool {
+		_, err := g.Run(t.Context(), "timeout", "0.3", "bash", "-c", fmt.Sprintf("</dev/tcp/%s/%d", to, port))
+		return err == nil
 	}
-	w.cannotReach(one, other.Address.String())
-	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
-	w.guest(1, 1, "a1") // adding to a removed filter installs it again, too
-	w.cannotReach(one, other.Address.String())
+	apart := func(when string) {
+		t.Helper()
+		w.reaches(one, mate, largest)
+		if !connects(one, overlay.Gateway.String(), port) {
+			t.Errorf("%s, a guest does not reach its storage", when)
+		}
+		var attempts sync.WaitGroup
+		attempts.Go(func() { w.cannotReach(one, other.Address.String()) })
+		attempts.Go(func() { w.cannotReach(one, "198.18.1.1") })
+		attempts.Go(func() {
+			if connects(one, overlay.Gateway.String(), port+1) || connects(other, overlay.Gateway.String(), port) || connects(one, "198.18.1.1", port) {
+				t.Errorf("%s, a guest reaches more of its host", when)
+			}
+		})
+		attempts.Go(func() {
+			if out, err := host.Run(t.Context(), "ping", "-n", "-c", "1", "-W", "1", "-I", "198.18.1.1", one.Address.String()); err == nil {
+				t.Errorf("%s, a host reaches a guest: %s", when, out)
+			}
+		})
+		attempts.Wait()
+	}
+	apart("at first")
+	before, err := host.Run(t.Context(), "nft", "--stateless", "list", "table", "inet", "watari")
+	w.must(err)
+	for _, command := range []string{"nft flush ruleset", "nft flush table inet watari", fmt.Sprintf("nft add element inet watari storage { %s . %s . %d }", overlay.TapName(one.UID), one.Address, port+1),
+		"nft add rule inet watari forward accept", "nft insert rule inet watari guest_to_host accept"} {
+		w.must(host.Script(t.Context(), command))
+		apart("after " + command)
+		if problems, err := host.Check(); err != nil || len(problems) > 0 {
+			t.Fatalf("problems %q, error %v", problems, err)
+		}
+		after, err := host.Run(t.Context(), "nft", "--stateless", "list", "table", "inet", "watari")
+		if w.must(err); withoutSent(after) != withoutSent(before) {
+			t.Errorf("after %q and a check, the packet filter is\n%s", command, after)
+		}
+	}
+	apart("after all")
+	w.must(host.Script(t.Context(), "nft flush ruleset"))
+	w.guest(1, 2, "a1") // adding to a removed filter installs it again, too
+	if _, err := host.Run(t.Context(), "nft", "list", "chain", "inet", "watari", "from_guest"); err != nil {
+		t.Error(err)
+	}
+}
+
+// withoutSent leaves out of a listing what guests have sent.
+func withoutSent(listing string) string {
+	return regexp.MustCompile(`(?s)set sent \{.*?\n\t\}\n`).ReplaceAllString(listing, "")
+}
+
+// What a guest sends below IP, and as somebody else, gets no further than its tap.
+func TestFramesThatNoGuestSendsAreDropped(t *testing.T) {
+	w := newWorld(t)
+	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
+	w.apply()
+	host := w.hosts["a1"]
+	w.must(host.Script(t.Context(), "nft flush ruleset"))
+	w.reaches(one, mate, 56)
+	tap := overlay.TapName(one.UID)
+	neighbours := func() string {
+		out, err := host.Run(t.Context(), "ip", "neigh", "show", "dev", tap)
+		w.must(err)
+		return out
+	}
+	before, received := neighbours(), w.received(mate)
+	guest := func(commands ...string) {
+		for _, command := range commands {
+			one.Run(t.Context(), "sh", "-c", command) // most fail, as they should
+		}
+	}
+	ping := "ping -n -c 2 -i 0.1 -W 1 "
+	guest("ip addr add 10.77.1.99/32 dev eth0", ping+"-I 10.77.1.99 "+mate.Address.String(), // of a mate's network
+		"sysctl -qw net.ipv6.conf.eth0.disable_ipv6=0", ping+"-6 ff02::1%eth0", ping+"-6 fe80::fc77:61ff:fe74:6172%eth0",
+		"ip neigh del 169.254.77.1 dev eth0; ip neigh flush all; "+ping+"169.254.77.1", // ARP
+		"ip neigh replace 169.254.77.1 lladdr fe:77:61:74:61:72 dev eth0 nud permanent",
+		"ip link set eth0 address 02:77:0a:4d:01:63; "+ping+mate.Address.String())
+	if after := neighbours(); after != before {
+		t.Errorf("the host's neighbours were\n%sand are\n%s", before, after)
+	}
+	if after := w.received(mate); after != received {
+		t.Errorf("%d packets of the guest came through", after-received)
+	}
+	guest("ip link set eth0 address " + overlay.GuestMAC(one.Address).String() + "; ip neigh replace 169.254.77.1 lladdr fe:77:61:74:61:72 dev eth0 nud permanent")
+	w.reaches(one, mate, 56)
 }
 
 func TestAForeignFilterThatDropsIsOvercomeOrNamed(t *testing.T) {

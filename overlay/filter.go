@@ -5,6 +5,7 @@ package overlay
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 )
 
 // ruleset is the whole table. conntrack does not track guests' packets: a guest may move at any moment, and NAT must
@@ -25,8 +29,9 @@ import (
 //
 // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
-// overlay enabled forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is
-// full, packets pass uncounted.
+// overlay enabled forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent
+// (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is full, packets pass
+// uncounted.
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
 delete table inet watari
@@ -120,8 +125,72 @@ func (o *Overlay) installFilter(ctx context.Context) error {
 	if err := nft(ctx, text.String()); err != nil {
 		return err
 	}
-	o.opened = o.storageElements()
+	o.inStorage = o.storageElements()
+	o.noteFilter()
 	return nil
+}
+
+// noteFilter notes the packet filter as it is, which is how it was just written. If it cannot be read, the next Check installs it again.
+func (o *Overlay) noteFilter() { o.filterSum, _ = sumOfFilter() }
+
+// sumOfFilter returns a hash of the table's rules and of its sets' elements, but for those that the kernel itself adds to count
+// what guests send. It asks the kernel directly, which takes a few milliseconds.
+func sumOfFilter() (sum [sha256.Size]byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("list the packet filter: %w", err)
+		}
+	}()
+	connection, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return sum, err
+	}
+	defer connection.CloseLasting()
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "watari"}
+	hash := sha256.New()
+	chains, err := connection.ListChainsOfTableFamily(table.Family)
+	if err != nil {
+		return sum, err
+	}
+	for _, chain := range chains {
+		if !isOwn(chain.Table) {
+			continue
+		}
+		rules, err := connection.GetRules(table, chain)
+		if err != nil {
+			return sum, err
+		}
+		fmt.Fprintf(hash, "chain %s: %d rules\n", chain.Name, len(rules))
+		for _, rule := range rules {
+			for _, e := range rule.Exprs {
+				text, err := expr.Marshal(byte(table.Family), e)
+				if err != nil {
+					return sum, err
+				}
+				fmt.Fprintf(hash, "%x\n", text)
+			}
+		}
+	}
+	sets, err := connection.GetSets(table)
+	if err != nil {
+		return sum, err
+	}
+	for _, set := range sets {
+		if set.Name == "sent" {
+			continue
+		}
+		elements, err := connection.GetSetElements(set)
+		if err != nil {
+			return sum, err
+		}
+		var lines []string
+		for _, e := range elements {
+			lines = append(lines, fmt.Sprintf("%x %x %v", e.Key, e.KeyEnd, e.IntervalEnd))
+		}
+		slices.Sort(lines)
+		fmt.Fprintf(hash, "set %s: %q\n", set.Name, lines)
+	}
+	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
 type rulesetData struct {
@@ -220,13 +289,13 @@ func (o *Overlay) storageElements() map[string]bool {
 func (o *Overlay) storageLines() string {
 	wanted := o.storageElements()
 	var text strings.Builder
-	if gone := missing(o.opened, wanted); len(gone) > 0 {
+	if gone := missing(o.inStorage, wanted, strings.Compare); len(gone) > 0 {
 		text.WriteString(setLine("delete", "storage", gone...))
 	}
-	if added := missing(wanted, o.opened); len(added) > 0 {
+	if added := missing(wanted, o.inStorage, strings.Compare); len(added) > 0 {
 		text.WriteString(setLine("add", "storage", added...))
 	}
-	o.opened = wanted
+	o.inStorage = wanted
 	return text.String()
 }
 
@@ -235,7 +304,7 @@ func (o *Overlay) OpenStorage(ctx context.Context, ports map[string][]uint16) er
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.storage = ports
-	if len(ports) == 0 && len(o.opened) == 0 {
+	if len(ports) == 0 && len(o.inStorage) == 0 {
 		return nil
 	}
 	if err := o.prepare(ctx); err != nil {
@@ -244,6 +313,7 @@ func (o *Overlay) OpenStorage(ctx context.Context, ports map[string][]uint16) er
 	if err := o.changeFilter(ctx, o.storageLines()); err != nil {
 		return fmt.Errorf("open guests' way to storage: %w", err)
 	}
+	_ = o.guardTaps()
 	return nil
 }
 
@@ -255,10 +325,10 @@ func (o *Overlay) filterClusters(ctx context.Context) error {
 		wanted[g.Prefix.Masked()] = true
 	}
 	var text strings.Builder
-	for _, prefix := range missing(o.clusters, wanted) {
+	for _, prefix := range missing(o.clusters, wanted, byAddress) {
 		text.WriteString(clusterLines("delete", prefix))
 	}
-	for _, prefix := range missing(wanted, o.clusters) {
+	for _, prefix := range missing(wanted, o.clusters, byAddress) {
 		text.WriteString(clusterLines("add", prefix))
 	}
 	o.clusters = wanted
@@ -276,6 +346,7 @@ func (o *Overlay) changeFilter(ctx context.Context, text string) error {
 		return nil
 	}
 	if nft(ctx, text) == nil {
+		o.noteFilter()
 		return nil
 	}
 	if err := o.installFilter(ctx); err != nil {

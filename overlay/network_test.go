@@ -175,7 +175,7 @@ func (w *world) cannotReach(from *nethost.Guest, to string) {
 	w.t.Helper()
 	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", to)
 	if err == nil || !strings.Contains(out, "0 received") {
-		w.t.Fatalf("guest %s reaches %s: %s", from.UID, to, out)
+		w.t.Errorf("guest %s reaches %s: %s", from.UID, to, out)
 	}
 }
 

@@ -9,6 +9,7 @@ package overlay
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -104,6 +105,7 @@ type Overlay struct {
 	problems atomic.Pointer[[]string] // of the last Check; not under mu, which Apply may hold for long
 	relay    *relay.Relay             // nil: this host does not relay
 	watched  atomic.Pointer[watched]
+	closed   atomic.Bool
 
 	mu           sync.Mutex
 	prepared     bool                           // sysctls are set and the filter is installed
@@ -112,9 +114,12 @@ type Overlay struct {
 	wanted       map[netip.Prefix]bool          // the clusters of the last NetworkWanted
 	leftOut      []string                       // parts of the last NetworkWanted that make no sense, with the reasons
 	storage      map[string][]uint16            // ports of the gateway that guests may reach, by UID
-	opened       map[string]bool                // elements of the filter's set of them
+	filterSum    [sha256.Size]byte              // of the packet filter as it was last written
+	inStorage    map[string]bool                // elements of the filter's set of them
 	accepted     time.Time                      // when the iptables rules were last checked
 	endpoints    map[wgtypes.Key]netip.AddrPort // as last set; a peer may have roamed since
+	left         map[wgtypes.Key]time.Time      // since when peers that are still there are not wanted
+	made         map[wgtypes.Key]time.Time      // when peers were made
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
@@ -138,7 +143,8 @@ func New(cfg Config) (*Overlay, error) {
 	}
 	o := &Overlay{
 		log: cfg.Logger, cfg: cfg, guests: map[string]Guest{}, clusters: map[netip.Prefix]bool{},
-		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{}, calls: callLimiter{limit: controlTime},
+		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{}, left: map[wgtypes.Key]time.Time{},
+		made: map[wgtypes.Key]time.Time{}, calls: callLimiter{limit: controlTime},
 	}
 	if o.log == nil {
 		o.log = slog.Default()
@@ -174,6 +180,7 @@ func New(cfg Config) (*Overlay, error) {
 
 // Close closes the overlay's sockets. The network stays as it is.
 func (o *Overlay) Close() error {
+	o.closed.Store(true)
 	o.handle.Close()
 	if o.relay != nil {
 		o.relay.Close()
@@ -232,6 +239,9 @@ func (o *Overlay) plug(ctx context.Context, g Guest, mtu int) (string, error) {
 	// Filter the tap before it is up, so that the guest's packets are never unfiltered.
 	if err := o.filterGuest(ctx, tap, g); err != nil {
 		return "", err
+	}
+	if err := o.guardTap(link, g); err != nil {
+		o.log.Warn("the packet filter alone keeps a guest apart from others", "guest", g.UID, "error", err)
 	}
 	if err := o.bringUpTap(link, g); err != nil {
 		return "", err
@@ -338,6 +348,7 @@ func (o *Overlay) prepare(ctx context.Context) error {
 	if err := o.installFilter(ctx); err != nil {
 		return err
 	}
+	_ = o.guardTaps()
 	o.prepared = true
 	return nil
 }

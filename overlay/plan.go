@@ -6,9 +6,9 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -42,7 +42,16 @@ type peer struct {
 	watched   bool           // both ends keep the path alive, so that its silence means something
 	dialOnly  bool
 	keepalive time.Duration // 0: none
+	held      bool          // no keepalive is sent yet, see hold
 	allowed   map[netip.Prefix]bool
+}
+
+// interval returns the keepalive to set now.
+func (w *peer) interval() *time.Duration {
+	if w.held {
+		return new(time.Duration)
+	}
+	return &w.keepalive
 }
 
 // plan is the wanted state of a host.
@@ -239,17 +248,27 @@ type peerChange struct {
 	renew     bool           // the peer is removed and made again, so that it begins a session at once
 	endpoint  netip.AddrPort // zero: unchanged
 	keepalive *time.Duration // nil: unchanged
-	replace   bool           // whether allowed replaces the peer's addresses or adds to them
-	allowed   []netip.Prefix
+	allowed   []netip.Prefix // added to the peer's addresses
 }
+
+// nobody is the key of a peer to which nobody has the private key.
+var nobody = wgtypes.Key(sha256.Sum256([]byte("watari: nobody")))
 
 // diffPeers returns the changes of a WireGuard device: grow is applied before the routes change, shrink after.
 // WireGuard's cryptokey routing keeps one owner for each address, so adding an address to a peer removes it from its
-// earlier owner. A move from peer to peer is thus one addition without a gap. Only addresses that no peer is to have
-// must be removed.
+// earlier owner. A move from peer to peer is thus one addition without a gap.
+//
+// An address that no peer is to have is given to nobody, who is then removed. To set a peer's list of addresses anew
+// would also remove it, but WireGuard then takes all addresses from the peer before it adds the new ones, and drops the
+// packets that come between.
 //
 // set holds the endpoints that were set before. The endpoint of a peer that has roamed since then is kept.
-func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, now time.Time) (grow, shrink []peerChange) {
+//
+// left says since when peers are not wanted. Such a peer has no address any more, so nothing passes, but it stays as long
+// as WireGuard keeps a session. It often comes back at once, for example when all guests of a cluster go back to a
+// checkpoint. Two hosts that make each other anew at the same time begin two handshakes, which may both fail, and fail
+// again five seconds later.
+func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, left map[wgtypes.Key]time.Time, now time.Time) (grow, shrink []peerChange) {
 	owner := map[netip.Prefix]bool{}
 	for _, w := range wanted {
 		for prefix := range w.allowed {
@@ -259,12 +278,12 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 	for key, w := range wanted {
 		have, exists := actual[key]
 		if exists && otherPath(w, have, set[key]) {
-			grow = append(grow, peerChange{key: key, renew: true, endpoint: w.endpoint, keepalive: &w.keepalive, allowed: missing(w.allowed, nil)})
+			grow = append(grow, peerChange{key: key, renew: true, endpoint: w.endpoint, keepalive: w.interval(), allowed: missing(w.allowed, nil, byAddress)})
 			continue
 		}
-		change := peerChange{key: key, allowed: missing(w.allowed, have.allowed)}
-		if !exists || have.keepalive != w.keepalive {
-			change.keepalive = &w.keepalive
+		change := peerChange{key: key, allowed: missing(w.allowed, have.allowed, byAddress)}
+		if interval := w.interval(); !exists || have.keepalive != *interval {
+			change.keepalive = interval
 		}
 		if !exists || moveEndpoint(w.endpoint, have, set[key], now) {
 			change.endpoint = w.endpoint
@@ -273,23 +292,73 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 			grow = append(grow, change)
 		}
 	}
+	ownerless := map[netip.Prefix]bool{}
 	for key, have := range actual {
-		w, ok := wanted[key]
-		if !ok {
-			shrink = append(shrink, peerChange{key: key, remove: true})
-			continue
+		if _, ok := wanted[key]; !ok {
+			if now.Sub(left[key]) > silence {
+				shrink = append(shrink, peerChange{key: key, remove: true})
+				continue
+			}
+			if have.keepalive != 0 {
+				shrink = append(shrink, peerChange{key: key, keepalive: new(time.Duration)})
+			}
 		}
 		for prefix := range have.allowed {
 			if !owner[prefix] {
-				shrink = append(shrink, peerChange{key: key, replace: true, allowed: missing(w.allowed, nil)})
-				break
+				ownerless[prefix] = true
 			}
 		}
 	}
 	order := func(a, b peerChange) int { return slices.Compare(a.key[:], b.key[:]) }
 	slices.SortFunc(grow, order)
 	slices.SortFunc(shrink, order)
+	if len(ownerless) > 0 {
+		shrink = append(shrink, peerChange{key: nobody, allowed: missing(ownerless, nil, byAddress)}, peerChange{key: nobody, remove: true})
+	}
 	return grow, shrink
+}
+
+// Of two hosts that become each other's peers, the one with the lower key sends the first keepalive after beginsFirst, when the
+// other has probably made it a peer, too. The other sends one after beginsSecond, if there has been no handshake until then:
+// perhaps the first cannot reach it. If both began, their handshakes could cross on the way. Then both fail, and WireGuard tries
+// again five seconds later.
+const (
+	beginsFirst  = 200 * time.Millisecond
+	beginsSecond = time.Second
+)
+
+// hold finds the peers to which no keepalive is sent yet. It returns for how long the first of them is held; 0: none is. made,
+// which it keeps, says when peers were made.
+func hold(own wgtypes.Key, wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, made map[wgtypes.Key]time.Time, now time.Time) (first time.Duration) {
+	for key, w := range wanted {
+		have, exists := actual[key]
+		if !exists || otherPath(w, have, set[key]) {
+			made[key], have.handshake = now, time.Time{}
+		}
+		begins := beginsFirst
+		if slices.Compare(own[:], key[:]) > 0 {
+			begins = beginsSecond
+		}
+		left := begins - now.Sub(made[key])
+		if w.held = w.watched && have.handshake.IsZero() && left > 0; w.held && (first == 0 || left < first) {
+			first = left
+		}
+	}
+	maps.DeleteFunc(made, func(key wgtypes.Key, _ time.Time) bool { return wanted[key] == nil })
+	return first
+}
+
+// noteLeft keeps left, which says since when peers of the device are not wanted.
+func noteLeft(left map[wgtypes.Key]time.Time, wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, now time.Time) {
+	for key := range actual {
+		if _, known := left[key]; !known && key != nobody {
+			left[key] = now
+		}
+	}
+	maps.DeleteFunc(left, func(key wgtypes.Key, _ time.Time) bool {
+		_, exists := actual[key]
+		return !exists || wanted[key] != nil
+	})
 }
 
 // otherPath reports whether an existing peer is to be reached by another relay than before, or by none any more. A relay passes
@@ -315,14 +384,19 @@ func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, no
 	return now.Sub(have.handshake) > silence
 }
 
-// missing returns what is in a and not in b, in the order of the texts.
-func missing[K comparable](a, b map[K]bool) []K {
+// byAddress orders prefixes.
+func byAddress(x, y netip.Prefix) int {
+	return cmp.Or(x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
+}
+
+// missing returns what is in a and not in b, in order.
+func missing[K comparable](a, b map[K]bool, compare func(x, y K) int) []K {
 	var out []K
 	for key := range a {
 		if !b[key] {
 			out = append(out, key)
 		}
 	}
-	slices.SortFunc(out, func(x, y K) int { return strings.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
+	slices.SortFunc(out, compare)
 	return out
 }

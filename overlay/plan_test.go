@@ -174,24 +174,29 @@ func drawPlan(t *rapid.T) plan {
 	return makePlan("h0", netip.MustParseAddr("198.18.0.1"), n, local)
 }
 
-// table models WireGuard's table: an address belongs to the peer that got it last.
+// table models WireGuard's table: an address belongs to the peer that got it last. The checks of apply are made after each
+// step.
 type table map[wgtypes.Key]actualPeer
 
-func (d table) apply(changes []peerChange) {
+func (d table) apply(changes []peerChange, checks ...func()) {
 	for _, c := range changes {
 		if c.remove {
 			delete(d, c.key)
 			continue
 		}
 		p, exists := d[c.key]
-		if !exists || c.replace {
+		if !exists {
 			p.allowed = map[netip.Prefix]bool{}
+			d[c.key] = p
 		}
 		for _, prefix := range c.allowed {
 			for _, other := range d {
 				delete(other.allowed, prefix)
 			}
 			p.allowed[prefix] = true
+			for _, check := range checks {
+				check()
+			}
 		}
 		if c.endpoint.IsValid() {
 			p.endpoint = c.endpoint
@@ -217,14 +222,14 @@ func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
 		now := time.Unix(1e9, 0)
 		before, after := drawPlan(t), drawPlan(t)
 		d := table{}
-		grow, shrink := diffPeers(before.peers, nil, nil, now)
+		grow, shrink := diffPeers(before.peers, nil, nil, nil, now)
 		d.apply(append(grow, shrink...))
 		had := map[netip.Prefix]wgtypes.Key{}
 		for i := range 12 {
 			prefix := netip.PrefixFrom(address(i), 32)
 			had[prefix] = d.owner(prefix)
 		}
-		grow, shrink = diffPeers(after.peers, d, nil, now)
+		grow, shrink = diffPeers(after.peers, d, nil, nil, now)
 		d.apply(grow)
 		// The routes change between the two steps: an address must have an owner on its path before the change and on
 		// its path after it.
@@ -246,13 +251,93 @@ func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
 			}
 		}
 		check("after growing")
-		d.apply(shrink)
+		d.apply(shrink, func() { check("while shrinking") })
 		check("after shrinking")
 		checkDevice(t, d, after.peers)
-		if grow, shrink = diffPeers(after.peers, d, endpoints(after), now); len(grow)+len(shrink) > 0 {
+		if grow, shrink = diffPeers(after.peers, d, endpoints(after), nil, now); len(grow)+len(shrink) > 0 {
 			t.Fatalf("the same once more is not nothing: %v %v", grow, shrink)
 		}
 	})
+}
+
+func TestAPeerThatComesBackSoonHasKeptItsSession(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(1e9, 0)
+		before, after := drawPlan(t), drawPlan(t)
+		d, left := table{}, map[wgtypes.Key]time.Time{}
+		step := func(p plan, set plan) {
+			noteLeft(left, p.peers, d, now)
+			grow, shrink := diffPeers(p.peers, d, endpoints(set), left, now)
+			d.apply(append(grow, shrink...))
+			for _, c := range append(grow, shrink...) {
+				if _, was := before.peers[c.key]; was && (c.remove || c.renew) {
+					t.Fatalf("%s loses its session", before.peers[c.key].name)
+				}
+			}
+		}
+		step(before, before)
+		now = now.Add(time.Minute)
+		step(plan{}, before)
+		for _, have := range d {
+			if len(have.allowed) > 0 || have.keepalive != 0 {
+				t.Fatalf("a peer that is not wanted has %v", have)
+			}
+		}
+		now = now.Add(time.Minute)
+		step(after, before)
+		// The others are removed later.
+		now = now.Add(silence + time.Second)
+		noteLeft(left, after.peers, d, now)
+		grow, shrink := diffPeers(after.peers, d, endpoints(after), left, now)
+		d.apply(append(grow, shrink...))
+		checkDevice(t, d, after.peers)
+	})
+}
+
+func TestOneOfTwoHostsBegins(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	low, high := key("1"), key("2")
+	if slices.Compare(low[:], high[:]) > 0 {
+		low, high = high, low
+	}
+	endpoint := netip.MustParseAddrPort("198.18.2.1:7072")
+	wanted := func(key wgtypes.Key) map[wgtypes.Key]*peer {
+		return map[wgtypes.Key]*peer{key: {endpoint: endpoint, watched: true, keepalive: watchedKeepalive}}
+	}
+	step := func(own, other wgtypes.Key, d table, made map[wgtypes.Key]time.Time, set map[wgtypes.Key]netip.AddrPort) (held time.Duration) {
+		w := wanted(other)
+		held = hold(own, w, d, set, made, now)
+		grow, shrink := diffPeers(w, d, set, nil, now)
+		d.apply(append(grow, shrink...))
+		if sends := d[other].keepalive != 0; sends == (held > 0) {
+			t.Fatalf("held for %v, and keepalives are sent: %v", held, sends)
+		}
+		return held
+	}
+	for _, c := range []struct {
+		own, other wgtypes.Key
+		begins     time.Duration
+	}{{low, high, beginsFirst}, {high, low, beginsSecond}} {
+		d, made, set := table{}, map[wgtypes.Key]time.Time{}, map[wgtypes.Key]netip.AddrPort{c.other: endpoint}
+		if held := step(c.own, c.other, d, made, nil); held != c.begins {
+			t.Errorf("it waits for %v, not %v", held, c.begins)
+		}
+		now = now.Add(c.begins / 4)
+		if held := step(c.own, c.other, d, made, set); held != c.begins*3/4 {
+			t.Errorf("orders that come meanwhile make it wait for %v more", held)
+		}
+		answered := table{c.other: {endpoint: endpoint, handshake: now, allowed: map[netip.Prefix]bool{}}}
+		if step(c.own, c.other, answered, maps.Clone(made), set) != 0 {
+			t.Error("it waits though it was reached")
+		}
+		now = now.Add(c.begins)
+		if step(c.own, c.other, d, made, set) != 0 {
+			t.Error("it waits for ever")
+		}
+		if step(c.own, c.other, d, map[wgtypes.Key]time.Time{}, nil) != 0 {
+			t.Error("a new agent waits for a peer that it finds")
+		}
+	}
 }
 
 func endpoints(p plan) map[wgtypes.Key]netip.AddrPort {
@@ -381,7 +466,7 @@ func TestAPeerIsMadeAnewWhenItsRelayChanges(t *testing.T) {
 		w := c.wanted
 		w.watched, w.keepalive = true, watchedKeepalive
 		actual := actualPeer{endpoint: c.have, keepalive: watchedKeepalive, handshake: now}
-		grow, _ := diffPeers(map[wgtypes.Key]*peer{key("b1"): &w}, map[wgtypes.Key]actualPeer{key("b1"): actual}, map[wgtypes.Key]netip.AddrPort{key("b1"): c.set}, now)
+		grow, _ := diffPeers(map[wgtypes.Key]*peer{key("b1"): &w}, map[wgtypes.Key]actualPeer{key("b1"): actual}, map[wgtypes.Key]netip.AddrPort{key("b1"): c.set}, nil, now)
 		if renewed := len(grow) == 1 && grow[0].renew && grow[0].endpoint == w.endpoint; renewed != c.renewed || !renewed && len(grow) > 0 {
 			t.Errorf("%s: %+v", c.name, grow)
 		}

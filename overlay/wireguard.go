@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -74,15 +75,39 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 		}
 		o.addressed = true
 	}
-	grow, shrink := diffPeers(wanted, actualPeers(device), o.endpoints, time.Now())
+	actual, now := actualPeers(device), time.Now()
+	noteLeft(o.left, wanted, actual, now)
+	if first := hold(o.key.PublicKey(), wanted, actual, o.endpoints, o.made, now); first > 0 {
+		time.AfterFunc(first, o.begin)
+	}
+	grow, shrink := diffPeers(wanted, actual, o.endpoints, o.left, now)
 	if err := o.configurePeers(grow); err != nil {
 		return nil, err
 	}
-	clear(o.endpoints)
+	maps.DeleteFunc(o.endpoints, func(key wgtypes.Key, _ netip.AddrPort) bool {
+		_, stays := o.left[key]
+		return !stays
+	})
 	for key, w := range wanted {
 		o.endpoints[key] = w.endpoint
 	}
 	return shrink, nil
+}
+
+// begin sends keepalives to peers for which hold has held them.
+func (o *Overlay) begin() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.peers) == 0 || o.closed.Load() {
+		return
+	}
+	shrink, err := o.growWireGuard(context.Background(), o.peers)
+	if err == nil {
+		err = o.shrinkWireGuard(shrink)
+	}
+	if err != nil {
+		o.log.Warn("keepalives to hosts are not sent yet; this is done with the next orders", "error", err)
+	}
 }
 
 func (o *Overlay) shrinkWireGuard(changes []peerChange) error { return o.configurePeers(changes) }
@@ -94,8 +119,7 @@ func (o *Overlay) configurePeers(changes []peerChange) error {
 	config := wgtypes.Config{}
 	for _, c := range changes {
 		p := wgtypes.PeerConfig{
-			PublicKey: c.key, Remove: c.remove, UpdateOnly: c.replace,
-			PersistentKeepaliveInterval: c.keepalive, ReplaceAllowedIPs: c.replace,
+			PublicKey: c.key, Remove: c.remove, PersistentKeepaliveInterval: c.keepalive,
 		}
 		if c.endpoint.IsValid() {
 			p.Endpoint = net.UDPAddrFromAddrPort(c.endpoint)
