@@ -55,6 +55,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 		if err = a.leases.allow(g); err != nil {
 			break
 		}
+		g.closeWay(a.tunnels)
 		g.identity.resumes()
 		if err = a.hypervisor.Resume(ctx, g.uid); err == nil {
 			g.identity.resumed()
@@ -67,7 +68,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 		pids, err := a.processes(ctx, g)
 		return machine.Result{PIDs: pids, Err: err}
 	case machine.AllowIncoming:
-		err = a.expect(g, act)
+		err = a.expect(ctx, g, act)
 	case machine.DisallowIncoming:
 		g.expectNothing()
 	case machine.Forget:

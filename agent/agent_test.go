@@ -82,6 +82,21 @@ func TestAGuestIsStartedIdentifiedAndEnded(t *testing.T) {
 	o.awaitReady(2)
 }
 
+func TestAGuestAgentThatCannotMountStorageIsNamed(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	wish := guestWish(uid, run, 1)
+	wish.Identity.Mounts = []*v1.StorageMount{{Server: "nfs.lab", Port: 2049, Path: "/data", At: "/data", GatewayPort: 7200}}
+	o.take(wish)
+	o.await("the reason", func(h *v1.HostObserved) bool {
+		g := find(h, uid)
+		return g != nil && !g.Ready && g.Step == tooOldToMount
+	})
+	if o.identity != nil {
+		t.Error("it was given an identity that it cannot fulfil")
+	}
+}
+
 func TestAGuestThatEndsIsGoneAndNotStartedAgain(t *testing.T) {
 	o := newOutside(t)
 	o.start()

@@ -99,8 +99,16 @@ func (k *checkpointKeeper) path(key fileKey) string {
 
 const descriptionSuffix = ".json"
 
-// load reads the descriptions of files, and removes files without one: they are not whole.
+// restoredState is the name of the file in a guest's folder that has the guest's memory, in the clear, while it is restored.
+const restoredState = "restore.state"
+
+// load reads the descriptions of files, and removes files without one: they are not whole. It removes what an agent has left that
+// was killed during a restore.
 func (k *checkpointKeeper) load() {
+	left, _ := filepath.Glob(k.agent.records.GuestDir("*") + "/" + restoredState + "*")
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
 	folders, _ := os.ReadDir(k.dir)
 	for _, folder := range folders {
 		entries, _ := os.ReadDir(filepath.Join(k.dir, folder.Name()))
@@ -380,7 +388,7 @@ func (k *checkpointKeeper) taking(uid string) bool {
 // restore creates a guest's paused domain from a file of a checkpoint.
 func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	g.setStep("reading its checkpoint")
-	plain := filepath.Join(k.agent.records.GuestDir(g.uid), "restore.state")
+	plain := filepath.Join(k.agent.records.GuestDir(g.uid), restoredState)
 	defer os.Remove(plain)
 	if err := k.read(ctx, w.Restore, w.Uid, plain); err != nil {
 		return fmt.Errorf("restore guest %s: %w", w.Name, err)

@@ -17,7 +17,7 @@ import (
 // newKeeper makes a keeper of files in a folder, of an agent without a hypervisor.
 func newKeeper(t *testing.T, dir string) *checkpointKeeper {
 	return newCheckpointKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: dir}, log: slog.New(slog.DiscardHandler), images: stubImages{},
-		changed: make(chan struct{})})
+		records: NewRecordStore(filepath.Join(dir, "guests")), changed: make(chan struct{})})
 }
 
 // written puts a whole file of a checkpoint into a folder.
@@ -50,6 +50,24 @@ func TestWholeFilesOfCheckpointsAreFoundAgain(t *testing.T) {
 	}
 	if _, err := os.Stat(k.path(torn)); !os.IsNotExist(err) {
 		t.Errorf("a file that is not whole stays: %v", err)
+	}
+}
+
+func TestMemoryInTheClearIsRemovedAfterAKill(t *testing.T) {
+	dir := t.TempDir()
+	k := newKeeper(t, dir)
+	guest := k.agent.records.GuestDir("g")
+	if err := os.MkdirAll(guest, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{restoredState, restoredState + ".part", "record.json"} {
+		if err := os.WriteFile(filepath.Join(guest, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newKeeper(t, dir)
+	if left, _ := os.ReadDir(guest); len(left) != 1 || left[0].Name() != "record.json" {
+		t.Errorf("left: %v", left)
 	}
 }
 

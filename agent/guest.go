@@ -24,6 +24,7 @@ type guest struct {
 	wantedIdentity *v1.Identity // the identity that the keeper gives the guest
 
 	prepared   prepared // written by Prepare, read by Start, which follows it
+	admits     string   // the migration by which it comes, or came, in; empty: none, or its connections are closed
 	stopExpect func()   // used by AllowIncoming, DisallowIncoming and Forget; nil: nothing is expected
 }
 

@@ -170,6 +170,8 @@ func (k *identityKeeper) forceCheck() {
 	k.boot = ""
 }
 
+const tooOldToMount = "the guest agent in its image is too old to mount storage; build the image again"
+
 // check gives the guest the identity, unless the guest already has it.
 func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error {
 	sum := identityHash(identity)
@@ -187,6 +189,10 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 	}
 	d := described.Msg
 	k.noteMemory(d.GetOutOfMemory())
+	if len(identity.Mounts) > 0 && !d.MountsStorage {
+		k.g.setStep("%s", tooOldToMount)
+		return errors.New(tooOldToMount)
+	}
 	if setTime && d.GuestUid != "" {
 		if _, err := k.client.SetTime(askCtx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
 			return fmt.Errorf("set the guest's clock: %w", err)
@@ -206,9 +212,6 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 			return fmt.Errorf("give the guest its identity: %w", err)
 		}
 		d = answer.Msg.Description
-	}
-	if len(identity.Mounts) > 0 && !d.MountsStorage {
-		return errors.New("the guest agent in its image is too old to mount storage; build the image again")
 	}
 	k.mu.Lock()
 	k.given, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()

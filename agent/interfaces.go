@@ -34,6 +34,9 @@ type Hypervisor interface {
 	// Migrate returns when the transfer has ended. It returns nil if the whole guest is at the target, paused, and no
 	// longer exists here. Cancelling ctx aborts the transfer.
 	Migrate(ctx context.Context, uid string, options domain.MigrateOptions) error
+	// Incoming returns the description of a domain that comes in, given the one that its source has sent. It fails if this is not as
+	// the host itself would describe it.
+	Incoming(spec domain.Spec, xml string) (string, error)
 	// Creating reports whether a call of Boot or Fork is under way, perhaps without a waiting caller.
 	Creating(uid string) bool
 	// Busy reports whether the hypervisor has a job on the domain.
@@ -118,6 +121,9 @@ type Expected struct {
 	Migration, Source string
 	SourceUID         string // the source host's
 	MigrateSocket     string // path at which the hypervisor listens for the guest's memory
+	Name              string // the guest's
+	// Describe returns the description that the hypervisor is to have of the guest, given the source's, or why that is refused.
+	Describe func(xml string) (string, error)
 	// Admit is called before each connection is admitted; an error refuses it.
 	Admit func() error
 	// Changed is called after a connection was opened or closed.

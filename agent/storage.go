@@ -142,7 +142,7 @@ func (k *storageKeeper) want(w *v1.HostWanted) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if slices.EqualFunc(next.Guests, k.kept.Guests, func(a, b storageGuest) bool { return reflect.DeepEqual(a, b) }) {
+	if reflect.DeepEqual(next.Guests, k.kept.Guests) {
 		return
 	}
 	for restore, servers := range k.kept.Forgotten {

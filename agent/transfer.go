@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"watari/agent/domain"
 	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
@@ -97,15 +98,46 @@ func (a *Agent) busy(ctx context.Context, g *guest, patience machine.Patience) m
 }
 
 // expect makes the tunnel admit the guest's transfer.
-func (a *Agent) expect(g *guest, act machine.Act) error {
+func (a *Agent) expect(ctx context.Context, g *guest, act machine.Act) error {
 	socket, err := a.hypervisor.MigrateSocket(g.name)
 	if err != nil {
 		return err
 	}
-	g.stopExpect = a.tunnels.Expect(Expected{Migration: act.Migration, Source: act.Source, SourceUID: act.SourceUID, MigrateSocket: socket,
-		Admit:   func() error { return a.admit(g.uid, act.Migration) },
-		Changed: func() { a.tunnelChanged(g.uid, act.Migration) }})
+	spec, err := a.incomingSpec(ctx, g, act)
+	if err != nil {
+		return err
+	}
+	g.admits = act.Migration
+	g.stopExpect = a.tunnels.Expect(Expected{Migration: act.Migration, Source: act.Source, SourceUID: act.SourceUID, MigrateSocket: socket, Name: g.name,
+		Describe: func(xml string) (string, error) { return a.hypervisor.Incoming(spec, xml) },
+		Admit:    func() error { return a.admit(g.uid, act.Migration) },
+		Changed:  func() { a.tunnelChanged(g.uid, act.Migration) }})
 	return nil
+}
+
+// incomingSpec returns the description of a guest that comes in, as this host would start it.
+func (a *Agent) incomingSpec(ctx context.Context, g *guest, act machine.Act) (spec domain.Spec, err error) {
+	p := g.prepared
+	if p.tap == "" { // an earlier agent has prepared it, so all is here
+		if p.files, err = a.images.Ensure(ctx, act.Wanted.Image, func(string) {}); err != nil {
+			return spec, err
+		}
+		if p.tap, err = a.network.PlugGuest(ctx, act.Tap, act.MTU); err != nil {
+			return spec, err
+		}
+		if p.volume, err = a.volumes.socket(act.Wanted); err != nil {
+			return spec, err
+		}
+	}
+	return a.spec(act.Wanted, p), nil
+}
+
+// closeWay ends the connections by which a guest came here, before it runs: the source has nothing to say any more.
+func (g *guest) closeWay(t Tunnels) {
+	if g.admits != "" {
+		t.Drop(g.admits)
+		g.admits = ""
+	}
 }
 
 func (g *guest) expectNothing() {

@@ -113,7 +113,7 @@ type encoder struct {
 	sum     hash.Hash
 }
 
-// encode writes a state, and returns its size. It adds the state's pages to an index file; pages may be nil.
+// encode writes a state, and returns its size. It adds the state's pages to an index file, which was created for the same base.
 func encode(to io.Writer, state io.Reader, layout Layout, base *index, pages *indexFile) (int64, error) {
 	e := &encoder{to: bufio.NewWriterSize(to, literalSize), base: base, sum: sha256.New()}
 	at := int64(0)
@@ -136,7 +136,7 @@ func encode(to io.Writer, state io.Reader, layout Layout, base *index, pages *in
 
 func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error {
 	var sum [sumSize]byte
-	if page && pages != nil {
+	if page {
 		sum = xxh3.Hash128Seed(piece, pages.seed).Bytes()
 		pages.add(sum, at)
 	}
@@ -145,7 +145,7 @@ func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error
 		return err
 	}
 	e.sum.Write(piece)
-	if page && pages != nil && pages.seed == e.base.seed {
+	if page {
 		if place, has := e.base.pages[sum]; has {
 			return e.copy(place, int64(len(piece)))
 		}

@@ -10,6 +10,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
+// NamePrefix begins the names of Watari's domains, before the guest's name.
+const NamePrefix = "watari-"
+
 // State is what the hypervisor says of a domain.
 type State string
 

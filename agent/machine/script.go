@@ -113,7 +113,8 @@ func (m *Machine) begin(g *guest, a Action) {
 		if d.migrate = m.wantedMigration(g); d.migrate == "" {
 			return // the manager no longer wants the transfer
 		}
-		act(Act{Kind: AllowIncoming, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
+		act(Act{Kind: AllowIncoming, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid(),
+			Wanted: g.wanted, Tap: g.tap(), MTU: g.record.MTU})
 	case actionDisallowIncoming:
 		was := g.expected
 		g.expected = ""

@@ -27,6 +27,9 @@ type Order struct {
 	Address       string // host:port
 }
 
+// tunnelDir is the folder of the outgoing tunnels' sockets, below an agent's run directory.
+const tunnelDir = "tunnel"
+
 // Outgoing is the source's end of a tunnel to a target.
 type Outgoing struct {
 	LibvirtSocket, MigrateSocket string // paths at this end
@@ -49,7 +52,7 @@ func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
 	}
 	probed.NetConn().Close()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
+	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, tunnelDir, o.Migration)}
 	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
 	out.MigrateSocket = o.MigrateSocket
 	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {

@@ -13,9 +13,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"watari/agent/domain"
+	"watari/agent/gate"
 	"watari/ca"
 )
 
@@ -36,6 +40,10 @@ const (
 	insideAttempt = 3 * time.Second
 	// shutFor is how long a host is not dialled after that has failed.
 	shutFor = 5 * time.Minute
+	// mostAnswer bounds a message of this host's libvirt, bytes (VIR_NET_MESSAGE_MAX).
+	mostAnswer = 32 << 20
+	// refusedTime is how long a source may go on asking what is refused.
+	refusedTime = 10 * time.Second
 	// accepted answers a header.
 	accepted, refused = 0, 1
 	// absent answers a request for a blob if the host has no byte of it yet.
@@ -80,6 +88,9 @@ type Expected struct {
 	Migration, Source string
 	SourceUID         string // in the source's certificate; "": any host of that name
 	MigrateSocket     string // path at which this host's QEMU listens for the guest's memory
+	Name              string // the guest's
+	// Describe returns the description that libvirt is to have of the guest, given the source's, or why that is refused.
+	Describe func(xml string) (string, error)
 	// Admit is called before each connection is admitted; an error refuses it.
 	Admit func() error
 	// Changed is called after a connection was opened or closed.
@@ -96,10 +107,14 @@ type Tunnels struct {
 	shut     map[string]time.Time         // when a host could not be dialled but reached inside WireGuard, by its address
 }
 
-// New makes the tunnels of a host. Serve admits other hosts.
+// New makes the tunnels of a host. Serve admits other hosts. Sockets that a killed agent left are removed: nobody listens
+// at them any more.
 func New(config Config) *Tunnels {
 	if config.Log == nil {
 		config.Log = slog.Default()
+	}
+	if err := os.RemoveAll(filepath.Join(config.RunDir, tunnelDir)); err != nil {
+		config.Log.Warn("sockets of earlier tunnels are left", "error", err)
 	}
 	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shut: map[string]time.Time{}}
 }
@@ -211,7 +226,51 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	raw.SetDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { raw.Close(); local.Close() })
 	defer stop()
+	if socket == Libvirt {
+		t.guard(conn, local, e)
+		return
+	}
 	splice(conn, local)
+}
+
+// guard copies between the source's libvirt and this host's, as long as the source keeps to the migration.
+func (t *Tunnels) guard(conn *tls.Conn, local net.Conn, e Expected) {
+	guest := gate.Guest{Domain: domain.NamePrefix + e.Name, Socket: e.MigrateSocket, Describe: e.Describe}
+	var mu sync.Mutex // whole messages go to the source
+	refused := false
+	both(func() {
+		err := guest.Pass(local, conn, func(answer []byte) {
+			mu.Lock()
+			defer mu.Unlock()
+			if !refused {
+				refused = true
+				local.Close()
+				conn.SetReadDeadline(time.Now().Add(refusedTime))
+			}
+			conn.Write(answer)
+		})
+		closeWrite(local)
+		var refusal *gate.RefusedError
+		if errors.As(err, &refusal) {
+			t.config.Log.Warn("a migration was refused", "migration", e.Migration, "source", e.Source, "guest", e.Name, "error", err)
+			conn.CloseWrite()
+		}
+	}, func() {
+		for {
+			message, err := gate.ReadMessage(local, mostAnswer)
+			mu.Lock()
+			switch {
+			case err == nil && !refused:
+				_, err = conn.Write(message)
+			case !refused:
+				conn.CloseWrite()
+			}
+			mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	})
 }
 
 // enter connects to the local socket at the end of a tunnel.

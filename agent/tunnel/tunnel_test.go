@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -84,6 +85,9 @@ func listen(t *testing.T, path string) {
 	}()
 }
 
+// signOfLife is a message that libvirt's daemons send each other.
+var signOfLife = []byte{0, 0, 0, 28, 'k', 'e', 'e', 'p', 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0}
+
 func order(source, target *host) Order {
 	return Order{Migration: "m1", MigrateSocket: filepath.Join(source.run, "migrate.sock"), Target: "b1", TargetUID: "uid-of-b1", Address: target.address}
 }
@@ -128,7 +132,7 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 	}
 	big := make([]byte, 3<<20)
 	rand.Read(big)
-	for _, path := range []string{out.LibvirtSocket, out.MigrateSocket} {
+	for path, big := range map[string][]byte{out.LibvirtSocket: bytes.Repeat(signOfLife, 100_000), out.MigrateSocket: big} {
 		if got := converse(t, path, big); !bytes.Equal(got, bytes.ToUpper(big)) {
 			t.Errorf("%s: %d bytes came back", path, len(got))
 		}
@@ -157,8 +161,32 @@ func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {
 	}
 	defer out.Close()
 	cancel() // libvirt is to break the transfer off, and needs the way for that
-	if got := converse(t, out.LibvirtSocket, []byte("abort")); string(got) != "ABORT" {
+	if got := converse(t, out.LibvirtSocket, signOfLife); !bytes.Equal(got, bytes.ToUpper(signOfLife)) {
 		t.Errorf("%q came back", got)
+	}
+}
+
+// A source that belongs to a stranger says more to the target's libvirt than a migration needs.
+func TestASourceThatSaysMoreIsCutOff(t *testing.T) {
+	source, target := twoHosts(t)
+	listen(t, target.config.LibvirtSockets[0])
+	defer target.Expect(Expected{Migration: "m1", Source: "a1"})()
+	out, err := source.Open(t.Context(), order(source, target))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	more := slices.Concat(signOfLife, []byte{0, 0, 0, 28, 0x20, 0, 0x80, 0x86, 0, 0, 0, 1, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}) // it creates a domain
+	conn, err := net.Dial("unix", out.LibvirtSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn.Write(more)
+	conn.(*net.UnixConn).CloseWrite()
+	if got, err := io.ReadAll(conn); !strings.Contains(string(got), "it calls procedure 10") || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q came back: %v", got, err)
 	}
 }
 
@@ -267,5 +295,17 @@ func TestALongHeaderIsRefused(t *testing.T) {
 	}
 	if _, _, err := readHeader(bytes.NewReader([]byte{9, 0, 0})); err == nil {
 		t.Error("an unknown socket was taken")
+	}
+}
+
+func TestSocketsOfAKilledAgentAreRemoved(t *testing.T) {
+	source, target := twoHosts(t)
+	target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1"})
+	if _, err := source.Open(t.Context(), order(source, target)); err != nil {
+		t.Fatal(err)
+	}
+	New(source.config)
+	if left, err := filepath.Glob(filepath.Join(source.run, tunnelDir, "*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -80,21 +80,27 @@ func readFrame(r io.Reader) (kind byte, text string, err error) {
 
 // splice copies in both directions until both have ended. It passes on the end of each direction.
 func splice(a *tls.Conn, b net.Conn) {
-	var group sync.WaitGroup
-	group.Add(2)
-	go func() {
-		defer group.Done()
+	both(func() {
 		copyAll(a, b)
 		a.CloseWrite()
-	}()
-	go func() {
-		defer group.Done()
+	}, func() {
 		copyAll(b, a)
-		if local, ok := b.(*net.UnixConn); ok {
-			local.CloseWrite()
-		}
-	}()
+		closeWrite(b)
+	})
+}
+
+// both runs two functions at a time, and returns when both have returned.
+func both(a, b func()) {
+	var group sync.WaitGroup
+	group.Go(a)
+	group.Go(b)
 	group.Wait()
+}
+
+func closeWrite(conn net.Conn) {
+	if local, ok := conn.(*net.UnixConn); ok {
+		local.CloseWrite()
+	}
 }
 
 func copyAll(to io.Writer, from io.Reader) {

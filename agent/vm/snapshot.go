@@ -32,8 +32,12 @@ const (
 	// snapshotChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU.
 	snapshotChunks = 256
 	snapshotChunk  = 256 << 10
-	// snapshotRoom is the size of the pipe in the kernel, the most that needs no privilege.
-	snapshotRoom = 1 << 20
+	// snapshotRoom is the size of the pipe in the kernel. QEMU does not fill it within a snapshotPause.
+	snapshotRoom = 16 << 20
+	// unprivilegedRoom is the largest size that needs no privilege. QEMU may have to wait for the rest of a snapshotPause.
+	unprivilegedRoom = 1 << 20
+	// snapshotPause is how long the pipe fills before it is read again.
+	snapshotPause = 2 * time.Millisecond
 	// snapshotPatience is how long a reader may keep QEMU waiting. Meanwhile a guest that writes to its memory stands
 	// still, and so may QEMU's monitor.
 	snapshotPatience = 5 * time.Second
@@ -165,7 +169,7 @@ func (s *Snapshot) passPipe(ctx context.Context) error {
 	return err
 }
 
-// openPipe opens a named pipe for reading, with as much room in it as the kernel gives everybody.
+// openPipe opens a named pipe for reading, with much room in it if the kernel allows that.
 func openPipe(path string) (*os.File, error) {
 	pipe, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -173,7 +177,11 @@ func openPipe(path string) (*os.File, error) {
 	}
 	conn, err := pipe.SyscallConn() // Fd would make it blocking
 	if err == nil {
-		err = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, snapshotRoom) })
+		err = conn.Control(func(fd uintptr) {
+			if _, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, snapshotRoom); err != nil {
+				_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, unprivilegedRoom)
+			}
+		})
 	}
 	if err != nil {
 		return nil, errors.Join(err, pipe.Close())
@@ -223,26 +231,29 @@ func (s *Snapshot) begin(ctx context.Context) error {
 	}
 }
 
-// receive reads what QEMU writes, until its end.
+// receive reads what QEMU writes, until its end. QEMU writes each page by a call of its own. A reader that waited for it
+// would be woken for each, which costs QEMU and the reader more than the page. So once the pipe is empty, receive lets it
+// fill for a while.
 func (s *Snapshot) receive() {
 	defer close(s.chunks)
-	var chunk []byte
 	for {
-		if chunk == nil {
-			select {
-			case chunk = <-s.free:
-			default:
-				chunk = make([]byte, 0, snapshotChunk)
+		var chunk []byte
+		select {
+		case chunk = <-s.free:
+		default:
+			chunk = make([]byte, 0, snapshotChunk)
+		}
+		var err error
+		for err == nil && len(chunk) < cap(chunk) {
+			var n int
+			n, err = s.pipe.Read(chunk[len(chunk):cap(chunk)])
+			chunk = chunk[:len(chunk)+n]
+			if err == nil && len(chunk) < cap(chunk) {
+				time.Sleep(snapshotPause)
 			}
 		}
-		n, err := s.pipe.Read(chunk[len(chunk):cap(chunk)])
-		chunk = chunk[:len(chunk)+n]
-		// The chunks' number is limited, and a read may return a single page. So a chunk is filled, unless a reader waits.
-		if full := len(chunk) == cap(chunk); len(chunk) > 0 && (full || err != nil || len(s.chunks) == 0) {
-			if s.failed == nil {
-				s.failed = s.keep(chunk)
-			}
-			chunk = nil
+		if s.failed == nil && len(chunk) > 0 {
+			s.failed = s.keep(chunk)
 		}
 		if err != nil {
 			if err != io.EOF {

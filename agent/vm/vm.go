@@ -13,7 +13,7 @@ import (
 )
 
 // NamePrefix begins the names of Watari's domains.
-const NamePrefix = "watari-"
+const NamePrefix = domain.NamePrefix
 
 // ChannelName is the virtio-serial port's name, as the guest sees it under /dev/virtio-ports.
 const ChannelName = "org.watari.guest.0"
