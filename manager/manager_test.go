@@ -253,6 +253,82 @@ func TestClustersMadeAtOnceShareNothing(t *testing.T) {
 	}
 }
 
+func TestADisabledUserIsOut(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	ann, annHTTP := r.user("ann", nil)
+	disable := func(by watariv1connect.ControlServiceClient, name string, undo bool) error {
+		_, err := by.DisableUser(ctx, connect.NewRequest(&v1.DisableUserRequest{Name: name, Undo: undo}))
+		return err
+	}
+	added, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ops", Role: v1.Role_ROLE_ADMIN}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, _, err := r.join(added.Msg.Token, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops := watariv1connect.NewControlServiceClient(r.client(pair), r.url)
+
+	wantCode(t, disable(ann, "ops", false), connect.CodePermissionDenied, "administrator")
+	wantCode(t, disable(ops, "ops", false), connect.CodeFailedPrecondition, "somebody has to be left")
+	wantCode(t, disable(ops, "nobody", false), connect.CodeNotFound)
+	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	following, err := ann.Events(ctx, connect.NewRequest(&v1.EventsRequest{Follow: true}))
+	if err != nil || !following.Receive() {
+		t.Fatal(err)
+	}
+	for range 2 { // a second request changes nothing
+		if err := disable(r.admin, "ann", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for following.Receive() {
+	}
+	wantCode(t, following.Err(), connect.CodeUnauthenticated, "disabled")
+	_, err = ann.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated, "disabled")
+	_, _, err = r.join(again.Msg.Token, "")
+	wantCode(t, err, connect.CodePermissionDenied)
+	_, err = r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann"}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "watari user disable ann --undo")
+	resp, err := annHTTP.Get(r.url + "/blobs/sha256:" + hexOf("kernel"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a blob: %s", resp.Status)
+	}
+	_, err = watariv1connect.NewJoinServiceClient(annHTTP, r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated, "disabled")
+	if list, err := r.admin.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{})); err != nil || len(list.Msg.Clusters) != 1 {
+		t.Errorf("the clusters of the disabled: %v, %v", list, err)
+	}
+
+	if err := disable(r.admin, "ann", true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ann.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil {
+		t.Errorf("after the undo: %v", err)
+	}
+	// The first administrator is out by another's word, and cannot bring itself back.
+	if err := disable(ops, "admin", false); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, disable(r.admin, "admin", true), connect.CodeUnauthenticated, "disabled")
+	wantCode(t, disable(r.admin, "ops", false), connect.CodeUnauthenticated, "disabled")
+}
+
 func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 	r := start(t, t.TempDir())
 	ctx := bounded(t)

@@ -4660,6 +4660,102 @@ func (x *ListUsersResponse) GetUsers() []*User {
 	return nil
 }
 
+type DisableUserRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Undo          bool                   `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"` // honour the user's certificate again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DisableUserRequest) Reset() {
+	*x = DisableUserRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DisableUserRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DisableUserRequest) ProtoMessage() {}
+
+func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
+func (*DisableUserRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *DisableUserRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DisableUserRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type DisableUserResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          *User                  `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DisableUserResponse) Reset() {
+	*x = DisableUserResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DisableUserResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DisableUserResponse) ProtoMessage() {}
+
+func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
+func (*DisableUserResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *DisableUserResponse) GetUser() *User {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
 type RemoveUserRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4669,7 +4765,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4681,7 +4777,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +4790,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -4712,7 +4808,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4724,7 +4820,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4737,7 +4833,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 type SetQuotaRequest struct {
@@ -4750,7 +4846,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4762,7 +4858,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4775,7 +4871,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -4801,7 +4897,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +4909,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +4922,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -4847,7 +4943,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +4955,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +4968,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -4908,7 +5004,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4920,7 +5016,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4933,7 +5029,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -4961,7 +5057,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5069,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5082,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5019,7 +5115,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5031,7 +5127,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5044,7 +5140,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5064,7 +5160,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5172,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5185,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5124,7 +5220,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5136,7 +5232,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5149,7 +5245,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5226,7 +5322,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5334,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5347,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5284,7 +5380,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5392,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5405,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5327,7 +5423,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5339,7 +5435,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5352,7 +5448,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5366,7 +5462,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5378,7 +5474,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5391,7 +5487,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5425,7 +5521,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5533,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5546,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5484,7 +5580,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5496,7 +5592,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5509,7 +5605,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -5588,7 +5684,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5696,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5709,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -5661,7 +5757,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +5769,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +5782,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -5713,7 +5809,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5821,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5834,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -5764,7 +5860,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +5872,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +5885,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5810,7 +5906,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5822,7 +5918,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5835,7 +5931,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -5869,7 +5965,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5881,7 +5977,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5894,7 +5990,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -5926,7 +6022,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5938,7 +6034,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5951,7 +6047,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6006,7 +6102,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6018,7 +6114,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6031,7 +6127,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6058,7 +6154,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6070,7 +6166,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6083,7 +6179,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6115,7 +6211,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6127,7 +6223,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6140,7 +6236,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6196,7 +6292,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6208,7 +6304,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6221,7 +6317,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6257,7 +6353,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6269,7 +6365,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6282,7 +6378,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6324,7 +6420,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6336,7 +6432,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6349,7 +6445,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6389,7 +6485,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6401,7 +6497,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6414,7 +6510,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6480,7 +6576,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6492,7 +6588,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6505,7 +6601,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -6555,7 +6651,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6567,7 +6663,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +6676,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -6619,7 +6715,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6727,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6740,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -6963,7 +7059,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x05token\x18\x02 \x01(\tR\x05token\"\x12\n" +
 	"\x10ListUsersRequest\":\n" +
 	"\x11ListUsersResponse\x12%\n" +
-	"\x05users\x18\x01 \x03(\v2\x0f.watari.v1.UserR\x05users\"'\n" +
+	"\x05users\x18\x01 \x03(\v2\x0f.watari.v1.UserR\x05users\"<\n" +
+	"\x12DisableUserRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\":\n" +
+	"\x13DisableUserResponse\x12#\n" +
+	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"'\n" +
 	"\x11RemoveUserRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
 	"\x12RemoveUserResponse\"M\n" +
@@ -7125,7 +7226,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xc1#\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x8f$\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -7176,7 +7277,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tRunOutput\x12\x1b.watari.v1.RunOutputRequest\x1a\x1c.watari.v1.RunOutputResponse0\x01\x12L\n" +
 	"\vCreateToken\x12\x1d.watari.v1.CreateTokenRequest\x1a\x1e.watari.v1.CreateTokenResponse\x12@\n" +
 	"\aAddUser\x12\x19.watari.v1.AddUserRequest\x1a\x1a.watari.v1.AddUserResponse\x12F\n" +
-	"\tListUsers\x12\x1b.watari.v1.ListUsersRequest\x1a\x1c.watari.v1.ListUsersResponse\x12I\n" +
+	"\tListUsers\x12\x1b.watari.v1.ListUsersRequest\x1a\x1c.watari.v1.ListUsersResponse\x12L\n" +
+	"\vDisableUser\x12\x1d.watari.v1.DisableUserRequest\x1a\x1e.watari.v1.DisableUserResponse\x12I\n" +
 	"\n" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
 	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
@@ -7207,7 +7309,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 126)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -7302,277 +7404,282 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*AddUserResponse)(nil),           // 90: watari.v1.AddUserResponse
 	(*ListUsersRequest)(nil),          // 91: watari.v1.ListUsersRequest
 	(*ListUsersResponse)(nil),         // 92: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 93: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 94: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 95: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 96: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 97: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 98: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 99: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 100: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 101: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 102: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 103: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 104: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 105: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 106: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 107: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 108: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 109: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 110: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 111: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 112: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 113: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 114: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 115: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 116: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 117: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 118: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 119: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 120: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 121: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 122: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 123: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 124: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 125: watari.v1.RecoverResponse
-	nil,                               // 126: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 127: watari.v1.User
-	(*Host)(nil),                      // 128: watari.v1.Host
-	(*Image)(nil),                     // 129: watari.v1.Image
-	(*Blob)(nil),                      // 130: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 131: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 132: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 133: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 134: watari.v1.Volume
-	(*Storage)(nil),                   // 135: watari.v1.Storage
-	(*Checkpoint)(nil),                // 136: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 137: watari.v1.Guest
-	(*KeptConsole)(nil),               // 138: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 139: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 140: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 141: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 142: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 143: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 144: watari.v1.Migration
-	(*RunSpec)(nil),                   // 145: watari.v1.RunSpec
-	(*Run)(nil),                       // 146: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 147: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 148: google.protobuf.Timestamp
-	(Role)(0),                         // 149: watari.v1.Role
-	(*Quota)(nil),                     // 150: watari.v1.Quota
-	(*HostSample)(nil),                // 151: watari.v1.HostSample
-	(*GuestSample)(nil),               // 152: watari.v1.GuestSample
-	(*Event)(nil),                     // 153: watari.v1.Event
-	(*Policy)(nil),                    // 154: watari.v1.Policy
+	(*DisableUserRequest)(nil),        // 93: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 94: watari.v1.DisableUserResponse
+	(*RemoveUserRequest)(nil),         // 95: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 96: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 97: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 98: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 99: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 100: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 101: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 102: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 103: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 104: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 105: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 106: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 107: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 108: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 109: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 110: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 111: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 112: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 113: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 114: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 115: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 116: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 117: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 118: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 119: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 120: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 121: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 122: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 123: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 124: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 125: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 126: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 127: watari.v1.RecoverResponse
+	nil,                               // 128: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 129: watari.v1.User
+	(*Host)(nil),                      // 130: watari.v1.Host
+	(*Image)(nil),                     // 131: watari.v1.Image
+	(*Blob)(nil),                      // 132: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 133: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 134: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 135: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 136: watari.v1.Volume
+	(*Storage)(nil),                   // 137: watari.v1.Storage
+	(*Checkpoint)(nil),                // 138: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 139: watari.v1.Guest
+	(*KeptConsole)(nil),               // 140: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 141: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 142: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 143: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 144: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 145: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 146: watari.v1.Migration
+	(*RunSpec)(nil),                   // 147: watari.v1.RunSpec
+	(*Run)(nil),                       // 148: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 149: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 150: google.protobuf.Timestamp
+	(Role)(0),                         // 151: watari.v1.Role
+	(*Quota)(nil),                     // 152: watari.v1.Quota
+	(*HostSample)(nil),                // 153: watari.v1.HostSample
+	(*GuestSample)(nil),               // 154: watari.v1.GuestSample
+	(*Event)(nil),                     // 155: watari.v1.Event
+	(*Policy)(nil),                    // 156: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	127, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	128, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	128, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	128, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	128, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	129, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	129, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	130, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	129, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	131, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	132, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	132, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	132, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	133, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	134, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	134, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	135, // 16: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	135, // 17: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	135, // 18: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	136, // 19: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	136, // 20: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	136, // 21: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	133, // 22: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	132, // 23: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	134, // 24: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	136, // 25: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	132, // 26: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	134, // 27: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	137, // 28: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	137, // 29: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	137, // 30: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	138, // 31: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	139, // 32: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	140, // 33: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	141, // 34: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	142, // 35: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	143, // 36: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	144, // 37: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	144, // 38: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	144, // 39: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	145, // 40: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	146, // 41: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	146, // 42: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	146, // 43: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	146, // 44: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	146, // 45: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	147, // 46: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	148, // 47: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	149, // 48: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	150, // 49: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	127, // 50: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	127, // 51: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	150, // 52: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	127, // 53: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	148, // 54: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	151, // 55: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	99,  // 56: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	148, // 57: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	152, // 58: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	102, // 59: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	153, // 60: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	148, // 61: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	132, // 62: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	137, // 63: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	128, // 64: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	144, // 65: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	146, // 66: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	137, // 67: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	136, // 68: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	134, // 69: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	154, // 70: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	154, // 71: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	148, // 72: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	148, // 73: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	115, // 74: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	148, // 75: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	118, // 76: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	148, // 77: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	147, // 78: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	126, // 79: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 80: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	122, // 81: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	123, // 82: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	124, // 83: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 84: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 85: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 86: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 87: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 88: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 89: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 90: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 91: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 92: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 93: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	21,  // 94: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	23,  // 95: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	25,  // 96: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	27,  // 97: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	55,  // 98: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	57,  // 99: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	59,  // 100: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	61,  // 101: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	63,  // 102: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	65,  // 103: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	67,  // 104: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	69,  // 105: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	71,  // 106: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	73,  // 107: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	75,  // 108: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	41,  // 109: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	43,  // 110: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	45,  // 111: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	47,  // 112: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	49,  // 113: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	51,  // 114: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	53,  // 115: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	29,  // 116: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	31,  // 117: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	33,  // 118: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	35,  // 119: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	37,  // 120: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	39,  // 121: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	77,  // 122: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	79,  // 123: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	81,  // 124: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	83,  // 125: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	85,  // 126: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	87,  // 127: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	89,  // 128: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	91,  // 129: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	93,  // 130: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	95,  // 131: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	121, // 132: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	97,  // 133: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	100, // 134: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	109, // 135: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	111, // 136: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	113, // 137: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	116, // 138: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	103, // 139: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	107, // 140: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	105, // 141: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	119, // 142: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 143: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 144: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 145: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 146: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 147: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 148: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 149: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 150: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 151: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 152: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	22,  // 153: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	24,  // 154: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	26,  // 155: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	28,  // 156: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	56,  // 157: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	58,  // 158: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	60,  // 159: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	62,  // 160: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	64,  // 161: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	66,  // 162: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	68,  // 163: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	70,  // 164: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	72,  // 165: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	74,  // 166: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	76,  // 167: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	42,  // 168: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	44,  // 169: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	46,  // 170: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	48,  // 171: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	50,  // 172: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	52,  // 173: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	54,  // 174: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	30,  // 175: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	32,  // 176: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	34,  // 177: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	36,  // 178: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	38,  // 179: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	40,  // 180: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	78,  // 181: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	80,  // 182: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	82,  // 183: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	84,  // 184: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	86,  // 185: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	88,  // 186: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	90,  // 187: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	92,  // 188: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	94,  // 189: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	96,  // 190: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	125, // 191: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	98,  // 192: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	101, // 193: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	110, // 194: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	112, // 195: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	114, // 196: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	117, // 197: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	104, // 198: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	108, // 199: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	106, // 200: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	120, // 201: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	143, // [143:202] is the sub-list for method output_type
-	84,  // [84:143] is the sub-list for method input_type
-	84,  // [84:84] is the sub-list for extension type_name
-	84,  // [84:84] is the sub-list for extension extendee
-	0,   // [0:84] is the sub-list for field type_name
+	129, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	130, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	130, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	130, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	130, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	131, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	131, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	132, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	131, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	133, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	134, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	134, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	134, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	135, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	136, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	136, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	137, // 16: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	137, // 17: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	137, // 18: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	138, // 19: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	138, // 20: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	138, // 21: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	135, // 22: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	134, // 23: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	136, // 24: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	138, // 25: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	134, // 26: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	136, // 27: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	139, // 28: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	139, // 29: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	139, // 30: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	140, // 31: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	141, // 32: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	142, // 33: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	143, // 34: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	144, // 35: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	145, // 36: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	146, // 37: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	146, // 38: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	146, // 39: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	147, // 40: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	148, // 41: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	148, // 42: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	148, // 43: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	148, // 44: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	148, // 45: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	149, // 46: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	150, // 47: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	151, // 48: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	152, // 49: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	129, // 50: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	129, // 51: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	129, // 52: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	152, // 53: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	129, // 54: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	150, // 55: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	153, // 56: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	101, // 57: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	150, // 58: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	154, // 59: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	104, // 60: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	155, // 61: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	150, // 62: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	134, // 63: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	139, // 64: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	130, // 65: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	146, // 66: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	148, // 67: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	139, // 68: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	138, // 69: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	136, // 70: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	156, // 71: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	156, // 72: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	150, // 73: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	150, // 74: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	117, // 75: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	150, // 76: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	120, // 77: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	150, // 78: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	149, // 79: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	128, // 80: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 81: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	124, // 82: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	125, // 83: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	126, // 84: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 85: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 86: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 87: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 88: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 89: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 90: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 91: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 92: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 93: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 94: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	21,  // 95: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	23,  // 96: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	25,  // 97: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	27,  // 98: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	55,  // 99: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	57,  // 100: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	59,  // 101: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	61,  // 102: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	63,  // 103: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	65,  // 104: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	67,  // 105: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	69,  // 106: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	71,  // 107: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	73,  // 108: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	75,  // 109: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	41,  // 110: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	43,  // 111: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	45,  // 112: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	47,  // 113: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	49,  // 114: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	51,  // 115: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	53,  // 116: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	29,  // 117: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	31,  // 118: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	33,  // 119: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	35,  // 120: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	37,  // 121: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	39,  // 122: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	77,  // 123: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	79,  // 124: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	81,  // 125: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	83,  // 126: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	85,  // 127: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	87,  // 128: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	89,  // 129: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	91,  // 130: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	93,  // 131: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	95,  // 132: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	97,  // 133: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	123, // 134: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	99,  // 135: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	102, // 136: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	111, // 137: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	113, // 138: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	115, // 139: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	118, // 140: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	105, // 141: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	109, // 142: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	107, // 143: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	121, // 144: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 145: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 146: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 147: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 148: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 149: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 150: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 151: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 152: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 153: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 154: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	22,  // 155: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	24,  // 156: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	26,  // 157: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	28,  // 158: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	56,  // 159: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	58,  // 160: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	60,  // 161: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	62,  // 162: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	64,  // 163: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	66,  // 164: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	68,  // 165: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	70,  // 166: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	72,  // 167: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	74,  // 168: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	76,  // 169: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	42,  // 170: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	44,  // 171: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	46,  // 172: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	48,  // 173: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	50,  // 174: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	52,  // 175: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	54,  // 176: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	30,  // 177: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	32,  // 178: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	34,  // 179: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	36,  // 180: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	38,  // 181: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	40,  // 182: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	78,  // 183: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	80,  // 184: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	82,  // 185: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	84,  // 186: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	86,  // 187: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	88,  // 188: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	90,  // 189: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	92,  // 190: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	94,  // 191: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	96,  // 192: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	98,  // 193: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	127, // 194: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	100, // 195: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	103, // 196: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	112, // 197: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	114, // 198: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	116, // 199: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	119, // 200: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	106, // 201: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	110, // 202: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	108, // 203: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	122, // 204: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	145, // [145:205] is the sub-list for method output_type
+	85,  // [85:145] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -7589,7 +7696,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   126,
+			NumMessages:   128,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -5402,6 +5402,7 @@ type User struct {
 	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
 	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=watari.v1.Role" json:"role,omitempty"`
 	Quota         *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	Disabled      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=disabled,proto3" json:"disabled,omitempty"` // since when the user's certificate is not honoured; unset: it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5453,6 +5454,13 @@ func (x *User) GetRole() Role {
 func (x *User) GetQuota() *Quota {
 	if x != nil {
 		return x.Quota
+	}
+	return nil
+}
+
+func (x *User) GetDisabled() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Disabled
 	}
 	return nil
 }
@@ -6759,11 +6767,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
-	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"x\n" +
+	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"\xb0\x01\n" +
 	"\x04User\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +
-	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\"\x8b\x02\n" +
+	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\x126\n" +
+	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\"\x8b\x02\n" +
 	"\x05Token\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x124\n" +
@@ -7139,26 +7148,27 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	17,  // 92: watari.v1.User.meta:type_name -> watari.v1.Meta
 	15,  // 93: watari.v1.User.role:type_name -> watari.v1.Role
 	60,  // 94: watari.v1.User.quota:type_name -> watari.v1.Quota
-	17,  // 95: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	74,  // 96: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	74,  // 97: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 98: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	74,  // 99: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	74,  // 100: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	66,  // 101: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 102: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	67,  // 103: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	67,  // 104: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	69,  // 105: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	39,  // 106: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	70,  // 107: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	38,  // 108: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 109: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	110, // [110:110] is the sub-list for method output_type
-	110, // [110:110] is the sub-list for method input_type
-	110, // [110:110] is the sub-list for extension type_name
-	110, // [110:110] is the sub-list for extension extendee
-	0,   // [0:110] is the sub-list for field type_name
+	74,  // 95: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	17,  // 96: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	74,  // 97: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	74,  // 98: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 99: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	74,  // 100: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	74,  // 101: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	66,  // 102: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 103: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	67,  // 104: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	67,  // 105: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	69,  // 106: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	39,  // 107: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	70,  // 108: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	38,  // 109: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 110: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	111, // [111:111] is the sub-list for method output_type
+	111, // [111:111] is the sub-list for method input_type
+	111, // [111:111] is the sub-list for extension type_name
+	111, // [111:111] is the sub-list for extension extendee
+	0,   // [0:111] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

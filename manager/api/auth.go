@@ -5,7 +5,9 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"time"
 
 	"watari/ca"
 	"watari/core"
@@ -65,6 +67,9 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		if u == nil || u.Meta.Uid != id.UID || u.Meta.Deleting != nil {
 			return caller{why: "user " + id.Name + " was removed"}
 		}
+		if u.Disabled != nil {
+			return caller{why: disabledText(u)}
+		}
 		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, admin: u.Role == v1.Role_ROLE_ADMIN}
 	case ca.KindHost:
 		if why := hostRefused(snap, id); why != "" {
@@ -75,6 +80,11 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		return caller{kind: id.Kind, name: id.Name}
 	}
 	return caller{why: id.String() + " has no business here"}
+}
+
+// disabledText says that a user's certificate is not honoured for a time.
+func disabledText(u *v1.User) string {
+	return fmt.Sprintf("user %s was disabled at %s; only an administrator can undo it", u.Meta.Name, u.Disabled.AsTime().Format(time.RFC3339))
 }
 
 // hostRefused says why a host's certificate is not honoured; empty: it is.
@@ -116,6 +126,7 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceRemoveHostProcedure:    true,
 	watariv1connect.ControlServiceCreateTokenProcedure:   true,
 	watariv1connect.ControlServiceAddUserProcedure:       true,
+	watariv1connect.ControlServiceDisableUserProcedure:   true,
 	watariv1connect.ControlServiceRemoveUserProcedure:    true,
 	watariv1connect.ControlServiceSetQuotaProcedure:      true,
 	watariv1connect.ControlServiceRecoverProcedure:       true,
@@ -231,27 +242,30 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go g.s.awaitRemoval(ctx, cancel)
+		go g.s.awaitRefusal(ctx, cancel)
 		err := next(ctx, conn)
-		var removed *connect.Error
-		if errors.As(context.Cause(ctx), &removed) {
-			return removed
+		var refused *connect.Error
+		if errors.As(context.Cause(ctx), &refused) {
+			return refused
 		}
 		return err
 	}
 }
 
-// awaitRemoval ends a stream, which may go on for days, when its caller is removed.
-func (s *Server) awaitRemoval(ctx context.Context, cancel context.CancelCauseFunc) {
+// awaitRefusal ends a stream, which may go on for days, when its caller is removed or disabled.
+func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFunc) {
 	c, changes := callerOf(ctx), s.Store.Subscribe(ctx)
-	for s.Store.Snapshot().Users[c.name].GetMeta().GetUid() == c.uid {
+	for {
+		if now := who(s.Store.Snapshot(), ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid}); now.kind == "" {
+			cancel(fail(connect.CodeUnauthenticated, "%s", now.why))
+			return
+		}
 		select {
 		case <-changes:
 		case <-ctx.Done():
 			return
 		}
 	}
-	cancel(fail(connect.CodeUnauthenticated, "user %s was removed", c.name))
 }
 
 // guardBlobs: hosts and users may read, users may write.

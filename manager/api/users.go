@@ -88,6 +88,9 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 				audit(ctx, "user", name, "added"))
 		} else {
 			quota := r.Msg.Quota
+			if u.Disabled != nil {
+				return nil, fail(connect.CodeFailedPrecondition, "%s: watari user disable %s --undo", disabledText(u), name)
+			}
 			if u.Role != role || quota != nil && !sameQuota(u.Quota, quota) {
 				return nil, fail(connect.CodeAlreadyExists, "there is a user %s of another role or quota", name)
 			}
@@ -139,6 +142,36 @@ func (s *Server) ListUsers(ctx context.Context, _ *connect.Request[v1.ListUsersR
 		}
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// DisableUser refuses all calls of a user from then on, voids the tokens made for the user, and ends the streams. Whoever disables is
+// an administrator and stays one, so somebody is left who can let others in: of two administrators who disable each other, one does.
+func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableUserRequest]) (*connect.Response[v1.DisableUserResponse], error) {
+	name, by := r.Msg.Name, callerOf(ctx).name
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		u := snap.Users[name]
+		switch {
+		case u == nil:
+			return nil, missing("user", name, snap.Users)
+		case snap.Users[by].GetDisabled() != nil:
+			return nil, fail(connect.CodeUnauthenticated, "%s", disabledText(snap.Users[by]))
+		case name == by:
+			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be disabled by you: somebody has to be left who can let others in", name)
+		case (u.Disabled == nil) == r.Msg.Undo:
+			return nil, nil
+		}
+		u = proto.CloneOf(u)
+		if r.Msg.Undo {
+			u.Disabled = nil
+			return []store.Op{store.Update(u), audit(ctx, "user", name, "enabled")}, nil
+		}
+		u.Disabled = timestamppb.Now()
+		return append(deleteTokens(snap, name), store.Update(u), audit(ctx, "user", name, "disabled")), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.DisableUserResponse{User: s.Store.Snapshot().Users[name]}), nil
 }
 
 // RemoveUser removes a user who has no clusters and no volumes; their certificates are not honoured from then on.

@@ -169,6 +169,9 @@ const (
 	// ControlServiceListUsersProcedure is the fully-qualified name of the ControlService's ListUsers
 	// RPC.
 	ControlServiceListUsersProcedure = "/watari.v1.ControlService/ListUsers"
+	// ControlServiceDisableUserProcedure is the fully-qualified name of the ControlService's
+	// DisableUser RPC.
+	ControlServiceDisableUserProcedure = "/watari.v1.ControlService/DisableUser"
 	// ControlServiceRemoveUserProcedure is the fully-qualified name of the ControlService's RemoveUser
 	// RPC.
 	ControlServiceRemoveUserProcedure = "/watari.v1.ControlService/RemoveUser"
@@ -271,6 +274,8 @@ type ControlServiceClient interface {
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
 	AddUser(context.Context, *connect.Request[watariv1.AddUserRequest]) (*connect.Response[watariv1.AddUserResponse], error)
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
+	// DisableUser refuses all calls of a user from then on, or ends that. The user's clusters stay, and so do their runs.
+	DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
@@ -583,6 +588,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("ListUsers")),
 			connect.WithClientOptions(opts...),
 		),
+		disableUser: connect.NewClient[watariv1.DisableUserRequest, watariv1.DisableUserResponse](
+			httpClient,
+			baseURL+ControlServiceDisableUserProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("DisableUser")),
+			connect.WithClientOptions(opts...),
+		),
 		removeUser: connect.NewClient[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse](
 			httpClient,
 			baseURL+ControlServiceRemoveUserProcedure,
@@ -706,6 +717,7 @@ type controlServiceClient struct {
 	createToken       *connect.Client[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse]
 	addUser           *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
 	listUsers         *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
+	disableUser       *connect.Client[watariv1.DisableUserRequest, watariv1.DisableUserResponse]
 	removeUser        *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
 	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
@@ -950,6 +962,11 @@ func (c *controlServiceClient) ListUsers(ctx context.Context, req *connect.Reque
 	return c.listUsers.CallUnary(ctx, req)
 }
 
+// DisableUser calls watari.v1.ControlService.DisableUser.
+func (c *controlServiceClient) DisableUser(ctx context.Context, req *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error) {
+	return c.disableUser.CallUnary(ctx, req)
+}
+
 // RemoveUser calls watari.v1.ControlService.RemoveUser.
 func (c *controlServiceClient) RemoveUser(ctx context.Context, req *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error) {
 	return c.removeUser.CallUnary(ctx, req)
@@ -1078,6 +1095,8 @@ type ControlServiceHandler interface {
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
 	AddUser(context.Context, *connect.Request[watariv1.AddUserRequest]) (*connect.Response[watariv1.AddUserResponse], error)
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
+	// DisableUser refuses all calls of a user from then on, or ends that. The user's clusters stay, and so do their runs.
+	DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
@@ -1386,6 +1405,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("ListUsers")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceDisableUserHandler := connect.NewUnaryHandler(
+		ControlServiceDisableUserProcedure,
+		svc.DisableUser,
+		connect.WithSchema(controlServiceMethods.ByName("DisableUser")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceRemoveUserHandler := connect.NewUnaryHandler(
 		ControlServiceRemoveUserProcedure,
 		svc.RemoveUser,
@@ -1552,6 +1577,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceAddUserHandler.ServeHTTP(w, r)
 		case ControlServiceListUsersProcedure:
 			controlServiceListUsersHandler.ServeHTTP(w, r)
+		case ControlServiceDisableUserProcedure:
+			controlServiceDisableUserHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveUserProcedure:
 			controlServiceRemoveUserHandler.ServeHTTP(w, r)
 		case ControlServiceSetQuotaProcedure:
@@ -1767,6 +1794,10 @@ func (UnimplementedControlServiceHandler) AddUser(context.Context, *connect.Requ
 
 func (UnimplementedControlServiceHandler) ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListUsers is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DisableUser is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error) {

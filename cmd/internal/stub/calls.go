@@ -170,6 +170,11 @@ func (m *Manager) ListUsers(ctx context.Context, r *connect.Request[v1.ListUsers
 	return answer[v1.ListUsersRequest, v1.ListUsersResponse](ctx, m, r)
 }
 
+// DisableUser implements the service.
+func (m *Manager) DisableUser(ctx context.Context, r *connect.Request[v1.DisableUserRequest]) (*connect.Response[v1.DisableUserResponse], error) {
+	return answer[v1.DisableUserRequest, v1.DisableUserResponse](ctx, m, r)
+}
+
 // RemoveUser implements the service.
 func (m *Manager) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
 	return answer[v1.RemoveUserRequest, v1.RemoveUserResponse](ctx, m, r)

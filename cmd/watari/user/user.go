@@ -20,11 +20,11 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "user",
 		Aliases: []string{"users"},
-		Short:   "Users of the manager: add, list, remove",
+		Short:   "Users of the manager: add, list, disable, remove",
 		Long: "A user sees and changes only the user's own clusters, within a quota. An administrator sees and changes everything. " +
 			"The certificate that `watari login` gets identifies the user.",
 		Example: "  watari user add aiko --vcpus 16 --memory 32G\n  watari user list",
-	}, newAdd(env), newList(env), newRemove(env))
+	}, newAdd(env), newList(env), newDisable(env), newRemove(env))
 }
 
 func newList(env *cli.Env) *cobra.Command {
@@ -36,12 +36,20 @@ func newList(env *cli.Env) *cobra.Command {
 }
 
 func table(w io.Writer, env *cli.Env, users []*v1.User) {
-	t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "VOLUMES", "AGE")
+	t := output.NewTable("NAME", "ROLE", "CALLS", "VCPUS", "MEMORY", "VOLUMES", "AGE")
 	for _, u := range users {
-		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
+		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), calls(u), limit(u.GetQuota().GetVcpus()),
 			limitSize(u.GetQuota().GetMemoryBytes()), limitSize(u.GetQuota().GetVolumeBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
 	}
 	t.Write(w)
+}
+
+// calls says whether a user's calls are honoured.
+func calls(u *v1.User) string {
+	if u.GetDisabled() != nil {
+		return "refused"
+	}
+	return "honoured"
 }
 
 func limit(n uint32) string {
@@ -56,6 +64,38 @@ func limitSize(bytes uint64) string {
 		return "no limit"
 	}
 	return output.Size(bytes)
+}
+
+func newDisable(env *cli.Env) *cobra.Command {
+	var undo bool
+	command := &cobra.Command{
+		Use:   "disable USER",
+		Short: "Refuse all calls of a user until --undo",
+		Long: "Disable a user: the manager refuses all of the user's calls at once, ends those that follow something, and voids tokens " +
+			"for logging in. The user's clusters stay, and their runs continue; an administrator can delete them.",
+		Example:           "  watari user disable aiko\n  watari user disable aiko --undo",
+		Args:              cli.Args("USER"),
+		ValidArgsFunction: env.Complete(cli.Users),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("user", args[0]); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			response, err := c.DisableUser(ctx, connect.NewRequest(&v1.DisableUserRequest{Name: args[0], Undo: undo}))
+			if err != nil {
+				return fmt.Errorf("disable user %s: %w", args[0], err)
+			}
+			if undo {
+				return env.Done(response.Msg.User, "user %s may call again", args[0])
+			}
+			return env.Done(response.Msg.User, "user %s is disabled; undo it with `watari user disable %s --undo`", args[0], args[0])
+		}),
+	}
+	command.Flags().BoolVar(&undo, "undo", false, "honour the user's certificate again")
+	return command
 }
 
 func newRemove(env *cli.Env) *cobra.Command {
