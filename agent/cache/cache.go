@@ -54,7 +54,7 @@ type Cache struct {
 
 	mu        sync.Mutex
 	fetching  map[string]*fetching          // by image digest
-	checked   map[string]stamp              // parts verified since the agent started, by path
+	checked   map[string]stamp              // blobs verified since the agent started, by path
 	seen      map[string]time.Time          // when an image was last wanted or used, by hex digest
 	held      []string                      // digests of whole images
 	busy      map[string]*sync.Mutex        // one transfer of a blob at a time, by hex digest
@@ -210,20 +210,15 @@ func (c *Cache) lock(sum string) (unlock func()) {
 
 func (c *Cache) blobPath(sum string) string { return filepath.Join(c.blobDir(), sum) }
 
-// verify checks a part. It hashes the part once in an agent's life; later calls only check that the file is unchanged.
-func (c *Cache) verify(path, sum string, size uint64) error {
-	now, err := stampOf(path)
+// verify checks the content of a file. A file's size and times do not do: libvirt may make QEMU's user the owner of the files that it
+// opens, and a guest that has broken out of its QEMU could alter what others boot, and put the times back.
+func verify(path, sum string, size uint64) error {
+	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	if now.size != int64(size) {
-		return fmt.Errorf("it has %d bytes instead of %d", now.size, size)
-	}
-	c.mu.Lock()
-	was, checked := c.checked[path]
-	c.mu.Unlock()
-	if checked && was == now {
-		return nil
+	if info.Size() != int64(size) {
+		return fmt.Errorf("it has %d bytes instead of %d", info.Size(), size)
 	}
 	got, err := hashFile(path)
 	if err != nil {
@@ -232,13 +227,32 @@ func (c *Cache) verify(path, sum string, size uint64) error {
 	if got != sum {
 		return errors.New("its content was altered (SHA-256 differs)")
 	}
+	return nil
+}
+
+// verifyOnce verifies a blob that is passed on to hosts that verify it themselves. It hashes the blob once in an agent's life; later calls
+// only check that the file is unchanged.
+func (c *Cache) verifyOnce(path, sum string, size uint64) error {
+	now, err := stampOf(path)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	was, checked := c.checked[path]
+	c.mu.Unlock()
+	if checked && was == now {
+		return nil
+	}
+	if err := verify(path, sum, size); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	c.checked[path] = now
 	c.mu.Unlock()
 	return nil
 }
 
-// trust marks a part's present file as verified.
+// trust marks a blob's present file as verified.
 func (c *Cache) trust(path string) {
 	if now, err := stampOf(path); err == nil {
 		c.mu.Lock()

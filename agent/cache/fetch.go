@@ -73,7 +73,7 @@ func (c *Cache) ensureBlob(ctx context.Context, path string, blob *v1.Blob, host
 		return err
 	}
 	defer c.lock(sum)()
-	switch err := c.verify(path, sum, blob.Size); {
+	switch err := verify(path, sum, blob.Size); {
 	case err == nil:
 		return nil
 	case !errors.Is(err, os.ErrNotExist):
@@ -81,7 +81,7 @@ func (c *Cache) ensureBlob(ctx context.Context, path string, blob *v1.Blob, host
 		os.Remove(path)
 		c.drop(sum)
 	}
-	if err := c.verify(c.blobPath(sum), sum, blob.Size); err != nil {
+	if err := verify(c.blobPath(sum), sum, blob.Size); err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			c.drop(sum)
 		}
@@ -99,11 +99,7 @@ func (c *Cache) link(sum, path string) error {
 	if err := os.Link(c.blobPath(sum), path); err != nil {
 		return err
 	}
-	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
-		return err
-	}
-	c.trust(path)
-	return nil
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 // Adopt lets other hosts fetch a file that was made here. The file must not change any more.

@@ -121,7 +121,7 @@ func (c *Cache) Open(ctx context.Context, name, uid, digest string, offset int64
 func (c *Cache) openWhole(ctx context.Context, sum string, offset int64) (io.ReadCloser, error) {
 	info, err := os.Stat(c.blobPath(sum))
 	if err == nil {
-		err = c.verify(c.blobPath(sum), sum, uint64(info.Size()))
+		err = c.verifyOnce(c.blobPath(sum), sum, uint64(info.Size()))
 	}
 	if err != nil {
 		c.log.Warn("a blob is not passed on", "digest", sum, "reason", err)
