@@ -119,6 +119,17 @@ func Missing[T any](kind, name string, there map[string]T) error {
 	return refuse(NotFound, "there is no %s %q; there are: %s%s", kind, name, strings.Join(names, ", "), more)
 }
 
+// UsableImages returns those of the images that the caller may see and use: the published ones and the caller's own.
+func (c Caller) UsableImages(all map[string]*v1.Image) map[string]*v1.Image {
+	usable := map[string]*v1.Image{}
+	for name, image := range all {
+		if !image.Private || c.Owns(image.Meta) {
+			usable[name] = image
+		}
+	}
+	return usable
+}
+
 // Own returns those of the objects that the caller may see.
 func Own[T Object](c Caller, all map[string]T) map[string]T {
 	if c.Admin {

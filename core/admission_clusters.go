@@ -152,9 +152,10 @@ func (a *Admission) equalCluster(name string, spec *v1.ClusterSpec) (bool, error
 // admissible checks that a cluster can be made now: image, sites, the owner's quota, room. It returns the image, and the
 // platforms in which the guests are to be started.
 func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform, error) {
-	image := a.Images[spec.Image]
+	images := a.Caller.UsableImages(a.Images)
+	image := images[spec.Image]
 	if image == nil {
-		return nil, nil, Missing("image", spec.Image, a.Images)
+		return nil, nil, Missing("image", spec.Image, images)
 	}
 	known := sites(a.Objects)
 	for _, site := range spec.Sites {

@@ -294,7 +294,7 @@ func (r *running) image(name string) {
 		sum := sha256.Sum256([]byte(part.text))
 		*part.blob = &v1.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: uint64(len(part.text))}
 	}
-	resp, err := r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	resp, err := r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image, Publish: true}))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func (r *running) image(name string) {
 			}
 		}
 	}
-	resp, err = r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	resp, err = r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image, Publish: true}))
 	if err != nil || len(resp.Msg.Missing) > 0 || resp.Msg.Image.GetDigest() == "" {
 		r.t.Fatal(resp, err)
 	}

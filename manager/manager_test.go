@@ -19,6 +19,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 )
 
 func TestClusterFromNothing(t *testing.T) {
@@ -327,6 +328,70 @@ func TestADisabledUserIsOut(t *testing.T) {
 	}
 	wantCode(t, disable(r.admin, "admin", true), connect.CodeUnauthenticated, "disabled")
 	wantCode(t, disable(r.admin, "ops", false), connect.CodeUnauthenticated, "disabled")
+}
+
+func TestImagesArePrivateUnlessPublished(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	ann, _ := r.user("ann", nil)
+	bob, _ := r.user("bob", nil)
+	mpi, err := ann.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "mpi"}))
+	if err != nil || len(mpi.Msg.Images) != 1 {
+		t.Fatalf("a published image: %v, %v", mpi, err)
+	}
+	// The same parts under a name of ann's.
+	secret := proto.CloneOf(mpi.Msg.Images[0])
+	secret.Meta = &v1.Meta{Name: "secret"}
+	if _, err := ann.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: secret})); err != nil {
+		t.Fatal(err)
+	}
+	seen := func(by watariv1connect.ControlServiceClient) bool {
+		t.Helper()
+		list, err := by.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(list.Msg.Images, func(i *v1.Image) bool { return i.Meta.Name == "secret" })
+	}
+	publish := func(by watariv1connect.ControlServiceClient, undo bool) error {
+		_, err := by.PublishImage(ctx, connect.NewRequest(&v1.PublishImageRequest{Name: "secret", Undo: undo}))
+		return err
+	}
+	create := func(cluster string) error {
+		asked := spec(1)
+		asked.Image = "secret"
+		_, err := bob.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: cluster, Spec: asked}))
+		return err
+	}
+	if !seen(ann) || !seen(r.admin) || seen(bob) {
+		t.Errorf("seen by its owner %t, an administrator %t, another user %t", seen(ann), seen(r.admin), seen(bob))
+	}
+	if err := create("one"); connect.CodeOf(err) != connect.CodeNotFound || strings.Contains(err.Error(), "mpi, secret") {
+		t.Errorf("another user's cluster of it: %v", err)
+	}
+	_, err = bob.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "secret"}))
+	wantCode(t, err, connect.CodeNotFound)
+	wantCode(t, publish(bob, false), connect.CodeNotFound)
+	_, err = bob.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: secret, Publish: true}))
+	wantCode(t, err, connect.CodePermissionDenied, "take another name")
+
+	if err := publish(ann, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := create("two"); err != nil || !seen(bob) {
+		t.Errorf("after it was published, another user sees it: %t, and makes a cluster of it: %v", seen(bob), err)
+	}
+	wantCode(t, publish(bob, true), connect.CodePermissionDenied)
+	if err := publish(ann, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := create("three"); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("after that was undone: %v", err)
+	}
+	if list, err := bob.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{})); err != nil || len(list.Msg.Clusters) != 1 {
+		t.Errorf("the cluster that was made meanwhile: %v, %v", list, err)
+	}
 }
 
 func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {

@@ -800,7 +800,8 @@ func (x *TrustHostResponse) GetHost() *Host {
 
 type CreateImageRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Image         *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"` // its blobs were put before
+	Image         *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`      // its blobs were put before
+	Publish       bool                   `protobuf:"varint,2,opt,name=publish,proto3" json:"publish,omitempty"` // for all users; an image of that name which is published stays so
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -840,6 +841,13 @@ func (x *CreateImageRequest) GetImage() *Image {
 		return x.Image
 	}
 	return nil
+}
+
+func (x *CreateImageRequest) GetPublish() bool {
+	if x != nil {
+		return x.Publish
+	}
+	return false
 }
 
 type CreateImageResponse struct {
@@ -982,6 +990,102 @@ func (x *ListImagesResponse) GetImages() []*Image {
 	return nil
 }
 
+type PublishImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Undo          bool                   `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"` // make it private again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishImageRequest) Reset() {
+	*x = PublishImageRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishImageRequest) ProtoMessage() {}
+
+func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishImageRequest.ProtoReflect.Descriptor instead.
+func (*PublishImageRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PublishImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PublishImageRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type PublishImageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Image         *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishImageResponse) Reset() {
+	*x = PublishImageResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishImageResponse) ProtoMessage() {}
+
+func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishImageResponse.ProtoReflect.Descriptor instead.
+func (*PublishImageResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PublishImageResponse) GetImage() *Image {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
 type RemoveImageRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -991,7 +1095,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1107,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1120,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -1034,7 +1138,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1150,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1163,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 type CreateClusterRequest struct {
@@ -1072,7 +1176,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1188,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1201,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -1124,7 +1228,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1240,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1253,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -1175,7 +1279,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1291,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1304,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -1219,7 +1323,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1335,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1348,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -1264,7 +1368,7 @@ type ResizeClusterRequest struct {
 
 func (x *ResizeClusterRequest) Reset() {
 	*x = ResizeClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1380,7 @@ func (x *ResizeClusterRequest) String() string {
 func (*ResizeClusterRequest) ProtoMessage() {}
 
 func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1393,7 @@ func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
 func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResizeClusterRequest) GetName() string {
@@ -1317,7 +1421,7 @@ type ResizeClusterResponse struct {
 
 func (x *ResizeClusterResponse) Reset() {
 	*x = ResizeClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1433,7 @@ func (x *ResizeClusterResponse) String() string {
 func (*ResizeClusterResponse) ProtoMessage() {}
 
 func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1446,7 @@ func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
 func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResizeClusterResponse) GetCluster() *Cluster {
@@ -1375,7 +1479,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1491,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1504,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1418,7 +1522,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1534,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1547,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 type CreateVolumeRequest struct {
@@ -1458,7 +1562,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1574,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1587,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1524,7 +1628,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1640,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1653,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1575,7 +1679,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1691,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1704,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListVolumesRequest) GetName() string {
@@ -1619,7 +1723,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1735,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1748,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1663,7 +1767,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1779,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1792,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteVolumeRequest) GetName() string {
@@ -1706,7 +1810,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1822,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1835,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 type AllowStorageRequest struct {
@@ -1743,7 +1847,7 @@ type AllowStorageRequest struct {
 
 func (x *AllowStorageRequest) Reset() {
 	*x = AllowStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1859,7 @@ func (x *AllowStorageRequest) String() string {
 func (*AllowStorageRequest) ProtoMessage() {}
 
 func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1872,7 @@ func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
 func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AllowStorageRequest) GetStorage() *Storage {
@@ -1788,7 +1892,7 @@ type AllowStorageResponse struct {
 
 func (x *AllowStorageResponse) Reset() {
 	*x = AllowStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1904,7 @@ func (x *AllowStorageResponse) String() string {
 func (*AllowStorageResponse) ProtoMessage() {}
 
 func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1917,7 @@ func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
 func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AllowStorageResponse) GetStorage() *Storage {
@@ -1838,7 +1942,7 @@ type ListStorageRequest struct {
 
 func (x *ListStorageRequest) Reset() {
 	*x = ListStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1954,7 @@ func (x *ListStorageRequest) String() string {
 func (*ListStorageRequest) ProtoMessage() {}
 
 func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1967,7 @@ func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 type ListStorageResponse struct {
@@ -1875,7 +1979,7 @@ type ListStorageResponse struct {
 
 func (x *ListStorageResponse) Reset() {
 	*x = ListStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1991,7 @@ func (x *ListStorageResponse) String() string {
 func (*ListStorageResponse) ProtoMessage() {}
 
 func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +2004,7 @@ func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListStorageResponse) GetStorage() []*Storage {
@@ -1920,7 +2024,7 @@ type ForbidStorageRequest struct {
 
 func (x *ForbidStorageRequest) Reset() {
 	*x = ForbidStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2036,7 @@ func (x *ForbidStorageRequest) String() string {
 func (*ForbidStorageRequest) ProtoMessage() {}
 
 func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2049,7 @@ func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
 func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForbidStorageRequest) GetName() string {
@@ -1970,7 +2074,7 @@ type ForbidStorageResponse struct {
 
 func (x *ForbidStorageResponse) Reset() {
 	*x = ForbidStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2086,7 @@ func (x *ForbidStorageResponse) String() string {
 func (*ForbidStorageResponse) ProtoMessage() {}
 
 func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2099,7 @@ func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
 func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 type CreateCheckpointRequest struct {
@@ -2009,7 +2113,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2125,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2138,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -2068,7 +2172,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2184,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2197,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2121,7 +2225,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2237,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2250,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -2179,7 +2283,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2295,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2308,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -2223,7 +2327,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2339,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2352,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2266,7 +2370,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2382,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2395,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2304,7 +2408,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2420,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2433,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2355,7 +2459,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2471,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2484,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2401,7 +2505,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2517,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2530,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2460,7 +2564,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2576,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2589,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -2511,7 +2615,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2627,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2640,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -2555,7 +2659,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2671,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2684,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2601,7 +2705,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2717,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2730,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -2660,7 +2764,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2776,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2789,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -2712,7 +2816,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2828,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2841,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -2763,7 +2867,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2879,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2892,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -2807,7 +2911,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +2923,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +2936,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -2851,7 +2955,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +2967,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +2980,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -2895,7 +2999,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3011,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3024,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -2939,7 +3043,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3055,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3068,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -2986,7 +3090,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3102,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3115,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -3052,7 +3156,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3168,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3181,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -3103,7 +3207,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3219,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3128,7 +3232,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -3148,7 +3252,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3264,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3277,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3202,7 +3306,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3214,7 +3318,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3227,7 +3331,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3267,7 +3371,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3279,7 +3383,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3292,7 +3396,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3313,7 +3417,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3429,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3442,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3371,7 +3475,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3487,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3500,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3418,7 +3522,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3430,7 +3534,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3443,7 +3547,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -3483,7 +3587,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3599,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3612,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -3530,7 +3634,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3542,7 +3646,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3555,7 +3659,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -3596,7 +3700,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3712,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3725,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -3647,7 +3751,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3659,7 +3763,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3672,7 +3776,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -3691,7 +3795,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3807,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3820,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -3737,7 +3841,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +3853,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +3866,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -3795,7 +3899,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +3911,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +3924,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -3843,7 +3947,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +3959,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +3972,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -3901,7 +4005,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4017,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4030,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -3945,7 +4049,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4061,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4074,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -3989,7 +4093,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4105,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4118,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -4034,7 +4138,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4150,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4163,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -4085,7 +4189,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4097,7 +4201,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4110,7 +4214,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -4132,7 +4236,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4248,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4261,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -4183,7 +4287,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4195,7 +4299,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4208,7 +4312,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -4230,7 +4334,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4346,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4359,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4301,7 +4405,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4313,7 +4417,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4326,7 +4430,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4374,7 +4478,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4490,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4503,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4426,7 +4530,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4542,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4555,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4479,7 +4583,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4595,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4608,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -4538,7 +4642,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4654,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4667,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -4588,7 +4692,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4704,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4717,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 type ListUsersResponse struct {
@@ -4625,7 +4729,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4741,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +4754,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -4670,7 +4774,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +4786,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +4799,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -4721,7 +4825,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +4837,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +4850,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -4765,7 +4869,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4777,7 +4881,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4790,7 +4894,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -4808,7 +4912,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +4924,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +4937,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 type SetQuotaRequest struct {
@@ -4846,7 +4950,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4858,7 +4962,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4871,7 +4975,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -4897,7 +5001,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4909,7 +5013,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4922,7 +5026,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -4943,7 +5047,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5059,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5072,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5004,7 +5108,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5016,7 +5120,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5029,7 +5133,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5057,7 +5161,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5069,7 +5173,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5082,7 +5186,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5115,7 +5219,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5127,7 +5231,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5140,7 +5244,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5160,7 +5264,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5276,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5289,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5220,7 +5324,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5232,7 +5336,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5349,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5322,7 +5426,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5438,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5451,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5380,7 +5484,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5496,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5509,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5423,7 +5527,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5539,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5552,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5462,7 +5566,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5474,7 +5578,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5487,7 +5591,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5521,7 +5625,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5637,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5650,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5580,7 +5684,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5592,7 +5696,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5605,7 +5709,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -5684,7 +5788,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5696,7 +5800,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5709,7 +5813,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -5757,7 +5861,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +5873,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5782,7 +5886,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -5809,7 +5913,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +5925,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +5938,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -5860,7 +5964,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5872,7 +5976,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5885,7 +5989,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5906,7 +6010,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +6022,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5931,7 +6035,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -5965,7 +6069,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5977,7 +6081,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5990,7 +6094,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6022,7 +6126,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6034,7 +6138,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6047,7 +6151,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6102,7 +6206,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6218,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6231,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6154,7 +6258,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6166,7 +6270,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6179,7 +6283,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6211,7 +6315,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6223,7 +6327,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6236,7 +6340,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6292,7 +6396,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6304,7 +6408,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6317,7 +6421,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6353,7 +6457,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6365,7 +6469,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6378,7 +6482,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6420,7 +6524,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6432,7 +6536,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6445,7 +6549,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6485,7 +6589,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6497,7 +6601,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6510,7 +6614,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6576,7 +6680,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6588,7 +6692,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6601,7 +6705,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -6651,7 +6755,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6663,7 +6767,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6676,7 +6780,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -6715,7 +6819,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6727,7 +6831,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6740,7 +6844,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -6838,16 +6942,22 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"8\n" +
 	"\x11TrustHostResponse\x12#\n" +
-	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"<\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"V\n" +
 	"\x12CreateImageRequest\x12&\n" +
-	"\x05image\x18\x01 \x01(\v2\x10.watari.v1.ImageR\x05image\"h\n" +
+	"\x05image\x18\x01 \x01(\v2\x10.watari.v1.ImageR\x05image\x12\x18\n" +
+	"\apublish\x18\x02 \x01(\bR\apublish\"h\n" +
 	"\x13CreateImageResponse\x12&\n" +
 	"\x05image\x18\x01 \x01(\v2\x10.watari.v1.ImageR\x05image\x12)\n" +
 	"\amissing\x18\x02 \x03(\v2\x0f.watari.v1.BlobR\amissing\"'\n" +
 	"\x11ListImagesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\">\n" +
 	"\x12ListImagesResponse\x12(\n" +
-	"\x06images\x18\x01 \x03(\v2\x10.watari.v1.ImageR\x06images\"(\n" +
+	"\x06images\x18\x01 \x03(\v2\x10.watari.v1.ImageR\x06images\"=\n" +
+	"\x13PublishImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\">\n" +
+	"\x14PublishImageResponse\x12&\n" +
+	"\x05image\x18\x01 \x01(\v2\x10.watari.v1.ImageR\x05image\"(\n" +
 	"\x12RemoveImageRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
 	"\x13RemoveImageResponse\"V\n" +
@@ -7226,7 +7336,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\x8f$\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xe0$\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -7238,7 +7348,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tSpareHost\x12\x1b.watari.v1.SpareHostRequest\x1a\x1c.watari.v1.SpareHostResponse\x12L\n" +
 	"\vCreateImage\x12\x1d.watari.v1.CreateImageRequest\x1a\x1e.watari.v1.CreateImageResponse\x12I\n" +
 	"\n" +
-	"ListImages\x12\x1c.watari.v1.ListImagesRequest\x1a\x1d.watari.v1.ListImagesResponse\x12L\n" +
+	"ListImages\x12\x1c.watari.v1.ListImagesRequest\x1a\x1d.watari.v1.ListImagesResponse\x12O\n" +
+	"\fPublishImage\x12\x1e.watari.v1.PublishImageRequest\x1a\x1f.watari.v1.PublishImageResponse\x12L\n" +
 	"\vRemoveImage\x12\x1d.watari.v1.RemoveImageRequest\x1a\x1e.watari.v1.RemoveImageResponse\x12R\n" +
 	"\rCreateCluster\x12\x1f.watari.v1.CreateClusterRequest\x1a .watari.v1.CreateClusterResponse\x12O\n" +
 	"\fListClusters\x12\x1e.watari.v1.ListClustersRequest\x1a\x1f.watari.v1.ListClustersResponse\x12R\n" +
@@ -7309,7 +7420,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -7330,356 +7441,361 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*CreateImageResponse)(nil),       // 16: watari.v1.CreateImageResponse
 	(*ListImagesRequest)(nil),         // 17: watari.v1.ListImagesRequest
 	(*ListImagesResponse)(nil),        // 18: watari.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 19: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 20: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 21: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 22: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 23: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 24: watari.v1.ListClustersResponse
-	(*ResizeClusterRequest)(nil),      // 25: watari.v1.ResizeClusterRequest
-	(*ResizeClusterResponse)(nil),     // 26: watari.v1.ResizeClusterResponse
-	(*DeleteClusterRequest)(nil),      // 27: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 28: watari.v1.DeleteClusterResponse
-	(*CreateVolumeRequest)(nil),       // 29: watari.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),      // 30: watari.v1.CreateVolumeResponse
-	(*ListVolumesRequest)(nil),        // 31: watari.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 32: watari.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),       // 33: watari.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 34: watari.v1.DeleteVolumeResponse
-	(*AllowStorageRequest)(nil),       // 35: watari.v1.AllowStorageRequest
-	(*AllowStorageResponse)(nil),      // 36: watari.v1.AllowStorageResponse
-	(*ListStorageRequest)(nil),        // 37: watari.v1.ListStorageRequest
-	(*ListStorageResponse)(nil),       // 38: watari.v1.ListStorageResponse
-	(*ForbidStorageRequest)(nil),      // 39: watari.v1.ForbidStorageRequest
-	(*ForbidStorageResponse)(nil),     // 40: watari.v1.ForbidStorageResponse
-	(*CreateCheckpointRequest)(nil),   // 41: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 42: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 43: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 44: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 45: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 46: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 47: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 48: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 49: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 50: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 51: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 52: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 53: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 54: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 55: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 56: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 57: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 58: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 59: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 60: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 61: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 62: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 63: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 64: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 65: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 66: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 67: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 68: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 69: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 70: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 71: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 72: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 73: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 74: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 75: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 76: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 77: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 78: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 79: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 80: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 81: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 82: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 83: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 84: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 85: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 86: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 87: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 88: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 89: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 90: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 91: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 92: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 93: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 94: watari.v1.DisableUserResponse
-	(*RemoveUserRequest)(nil),         // 95: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 96: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 97: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 98: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 99: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 100: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 101: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 102: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 103: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 104: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 105: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 106: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 107: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 108: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 109: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 110: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 111: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 112: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 113: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 114: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 115: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 116: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 117: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 118: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 119: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 120: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 121: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 122: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 123: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 124: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 125: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 126: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 127: watari.v1.RecoverResponse
-	nil,                               // 128: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 129: watari.v1.User
-	(*Host)(nil),                      // 130: watari.v1.Host
-	(*Image)(nil),                     // 131: watari.v1.Image
-	(*Blob)(nil),                      // 132: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 133: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 134: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 135: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 136: watari.v1.Volume
-	(*Storage)(nil),                   // 137: watari.v1.Storage
-	(*Checkpoint)(nil),                // 138: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 139: watari.v1.Guest
-	(*KeptConsole)(nil),               // 140: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 141: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 142: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 143: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 144: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 145: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 146: watari.v1.Migration
-	(*RunSpec)(nil),                   // 147: watari.v1.RunSpec
-	(*Run)(nil),                       // 148: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 149: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 150: google.protobuf.Timestamp
-	(Role)(0),                         // 151: watari.v1.Role
-	(*Quota)(nil),                     // 152: watari.v1.Quota
-	(*HostSample)(nil),                // 153: watari.v1.HostSample
-	(*GuestSample)(nil),               // 154: watari.v1.GuestSample
-	(*Event)(nil),                     // 155: watari.v1.Event
-	(*Policy)(nil),                    // 156: watari.v1.Policy
+	(*PublishImageRequest)(nil),       // 19: watari.v1.PublishImageRequest
+	(*PublishImageResponse)(nil),      // 20: watari.v1.PublishImageResponse
+	(*RemoveImageRequest)(nil),        // 21: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 22: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 23: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 24: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 25: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 26: watari.v1.ListClustersResponse
+	(*ResizeClusterRequest)(nil),      // 27: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 28: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 29: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 30: watari.v1.DeleteClusterResponse
+	(*CreateVolumeRequest)(nil),       // 31: watari.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),      // 32: watari.v1.CreateVolumeResponse
+	(*ListVolumesRequest)(nil),        // 33: watari.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 34: watari.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),       // 35: watari.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 36: watari.v1.DeleteVolumeResponse
+	(*AllowStorageRequest)(nil),       // 37: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 38: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 39: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 40: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 41: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 42: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 43: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 44: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 45: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 46: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 47: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 48: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 49: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 50: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 51: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 52: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 53: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 54: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 55: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 56: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 57: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 58: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 59: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 60: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 61: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 62: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 63: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 64: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 65: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 66: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 67: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 68: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 69: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 70: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 71: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 72: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 73: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 74: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 75: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 76: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 77: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 78: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 79: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 80: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 81: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 82: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 83: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 84: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 85: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 86: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 87: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 88: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 89: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 90: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 91: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 92: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 93: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 94: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 95: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 96: watari.v1.DisableUserResponse
+	(*RemoveUserRequest)(nil),         // 97: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 98: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 99: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 100: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 101: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 102: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 103: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 104: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 105: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 106: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 107: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 108: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 109: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 110: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 111: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 112: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 113: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 114: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 115: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 116: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 117: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 118: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 119: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 120: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 121: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 122: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 123: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 124: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 125: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 126: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 127: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 128: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 129: watari.v1.RecoverResponse
+	nil,                               // 130: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 131: watari.v1.User
+	(*Host)(nil),                      // 132: watari.v1.Host
+	(*Image)(nil),                     // 133: watari.v1.Image
+	(*Blob)(nil),                      // 134: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 135: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 136: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 137: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 138: watari.v1.Volume
+	(*Storage)(nil),                   // 139: watari.v1.Storage
+	(*Checkpoint)(nil),                // 140: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 141: watari.v1.Guest
+	(*KeptConsole)(nil),               // 142: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 143: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 144: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 145: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 146: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 147: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 148: watari.v1.Migration
+	(*RunSpec)(nil),                   // 149: watari.v1.RunSpec
+	(*Run)(nil),                       // 150: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 151: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 152: google.protobuf.Timestamp
+	(Role)(0),                         // 153: watari.v1.Role
+	(*Quota)(nil),                     // 154: watari.v1.Quota
+	(*HostSample)(nil),                // 155: watari.v1.HostSample
+	(*GuestSample)(nil),               // 156: watari.v1.GuestSample
+	(*Event)(nil),                     // 157: watari.v1.Event
+	(*Policy)(nil),                    // 158: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	129, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	130, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	130, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	130, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	130, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	131, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	131, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	132, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	131, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	133, // 9: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	134, // 10: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	134, // 11: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	134, // 12: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	135, // 13: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	136, // 14: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	136, // 15: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	137, // 16: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	137, // 17: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	137, // 18: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	138, // 19: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	138, // 20: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	138, // 21: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	135, // 22: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	134, // 23: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	136, // 24: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	138, // 25: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	134, // 26: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	136, // 27: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	139, // 28: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	139, // 29: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	139, // 30: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	140, // 31: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	141, // 32: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	142, // 33: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	143, // 34: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	144, // 35: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	145, // 36: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	146, // 37: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	146, // 38: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	146, // 39: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	147, // 40: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	148, // 41: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	148, // 42: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	148, // 43: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	148, // 44: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	148, // 45: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	149, // 46: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	150, // 47: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	151, // 48: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	152, // 49: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	129, // 50: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	129, // 51: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	129, // 52: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	152, // 53: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	129, // 54: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	150, // 55: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	153, // 56: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	101, // 57: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	150, // 58: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	154, // 59: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	104, // 60: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	155, // 61: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	150, // 62: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	134, // 63: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	139, // 64: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	130, // 65: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	146, // 66: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	148, // 67: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	139, // 68: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	138, // 69: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	136, // 70: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	156, // 71: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	156, // 72: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	150, // 73: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	150, // 74: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	117, // 75: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	150, // 76: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	120, // 77: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	150, // 78: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	149, // 79: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	128, // 80: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 81: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	124, // 82: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	125, // 83: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	126, // 84: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 85: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 86: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 87: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 88: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 89: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 90: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 91: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 92: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 93: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 94: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	21,  // 95: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	23,  // 96: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	25,  // 97: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	27,  // 98: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	55,  // 99: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	57,  // 100: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	59,  // 101: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	61,  // 102: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	63,  // 103: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	65,  // 104: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	67,  // 105: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	69,  // 106: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	71,  // 107: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	73,  // 108: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	75,  // 109: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	41,  // 110: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	43,  // 111: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	45,  // 112: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	47,  // 113: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	49,  // 114: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	51,  // 115: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	53,  // 116: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	29,  // 117: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	31,  // 118: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	33,  // 119: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	35,  // 120: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	37,  // 121: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	39,  // 122: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	77,  // 123: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	79,  // 124: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	81,  // 125: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	83,  // 126: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	85,  // 127: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	87,  // 128: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	89,  // 129: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	91,  // 130: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	93,  // 131: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	95,  // 132: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	97,  // 133: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	123, // 134: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	99,  // 135: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	102, // 136: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	111, // 137: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	113, // 138: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	115, // 139: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	118, // 140: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	105, // 141: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	109, // 142: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	107, // 143: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	121, // 144: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 145: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 146: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 147: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 148: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 149: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 150: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 151: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 152: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 153: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 154: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	22,  // 155: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	24,  // 156: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	26,  // 157: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	28,  // 158: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	56,  // 159: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	58,  // 160: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	60,  // 161: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	62,  // 162: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	64,  // 163: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	66,  // 164: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	68,  // 165: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	70,  // 166: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	72,  // 167: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	74,  // 168: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	76,  // 169: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	42,  // 170: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	44,  // 171: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	46,  // 172: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	48,  // 173: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	50,  // 174: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	52,  // 175: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	54,  // 176: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	30,  // 177: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	32,  // 178: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	34,  // 179: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	36,  // 180: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	38,  // 181: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	40,  // 182: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	78,  // 183: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	80,  // 184: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	82,  // 185: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	84,  // 186: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	86,  // 187: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	88,  // 188: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	90,  // 189: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	92,  // 190: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	94,  // 191: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	96,  // 192: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	98,  // 193: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	127, // 194: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	100, // 195: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	103, // 196: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	112, // 197: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	114, // 198: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	116, // 199: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	119, // 200: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	106, // 201: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	110, // 202: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	108, // 203: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	122, // 204: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	145, // [145:205] is the sub-list for method output_type
-	85,  // [85:145] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	131, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	132, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	132, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	132, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	132, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	133, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	133, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	134, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	133, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	133, // 9: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	135, // 10: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	136, // 11: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	136, // 12: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	136, // 13: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	137, // 14: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	138, // 15: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	138, // 16: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	139, // 17: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	139, // 18: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	139, // 19: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	140, // 20: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	140, // 21: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	140, // 22: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	137, // 23: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	136, // 24: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	138, // 25: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	140, // 26: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	136, // 27: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	138, // 28: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	141, // 29: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	141, // 30: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	141, // 31: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	142, // 32: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	143, // 33: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	144, // 34: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	145, // 35: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	146, // 36: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	147, // 37: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	148, // 38: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	148, // 39: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	148, // 40: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	149, // 41: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	150, // 42: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	150, // 43: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	150, // 44: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	150, // 45: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	150, // 46: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	151, // 47: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	152, // 48: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	153, // 49: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	154, // 50: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	131, // 51: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	131, // 52: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	131, // 53: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	154, // 54: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	131, // 55: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	152, // 56: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	155, // 57: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	103, // 58: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	152, // 59: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	156, // 60: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	106, // 61: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	157, // 62: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	152, // 63: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	136, // 64: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	141, // 65: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	132, // 66: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	148, // 67: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	150, // 68: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	141, // 69: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	140, // 70: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	138, // 71: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	158, // 72: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	158, // 73: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	152, // 74: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	152, // 75: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	119, // 76: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	152, // 77: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	122, // 78: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	152, // 79: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	151, // 80: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	130, // 81: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 82: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	126, // 83: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	127, // 84: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	128, // 85: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 86: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 87: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 88: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 89: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 90: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 91: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 92: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 93: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 94: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 95: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	21,  // 96: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	23,  // 97: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	25,  // 98: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	27,  // 99: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	29,  // 100: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	57,  // 101: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	59,  // 102: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	61,  // 103: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	63,  // 104: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	65,  // 105: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	67,  // 106: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	69,  // 107: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	71,  // 108: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	73,  // 109: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	75,  // 110: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	77,  // 111: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	43,  // 112: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	45,  // 113: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	47,  // 114: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	49,  // 115: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	51,  // 116: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	53,  // 117: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	55,  // 118: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	31,  // 119: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	33,  // 120: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	35,  // 121: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	37,  // 122: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	39,  // 123: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	41,  // 124: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	79,  // 125: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	81,  // 126: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	83,  // 127: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	85,  // 128: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	87,  // 129: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	89,  // 130: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	91,  // 131: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	93,  // 132: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	95,  // 133: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	97,  // 134: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	99,  // 135: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	125, // 136: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	101, // 137: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	104, // 138: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	113, // 139: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	115, // 140: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	117, // 141: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	120, // 142: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	107, // 143: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	111, // 144: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	109, // 145: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	123, // 146: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 147: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 148: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 149: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 150: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 151: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 152: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 153: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 154: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 155: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 156: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	22,  // 157: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	24,  // 158: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	26,  // 159: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	28,  // 160: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	30,  // 161: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	58,  // 162: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	60,  // 163: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	62,  // 164: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	64,  // 165: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	66,  // 166: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	68,  // 167: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	70,  // 168: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	72,  // 169: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	74,  // 170: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	76,  // 171: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	78,  // 172: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	44,  // 173: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	46,  // 174: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	48,  // 175: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	50,  // 176: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	52,  // 177: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	54,  // 178: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	56,  // 179: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	32,  // 180: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	34,  // 181: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	36,  // 182: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	38,  // 183: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	40,  // 184: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	42,  // 185: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	80,  // 186: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	82,  // 187: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	84,  // 188: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	86,  // 189: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	88,  // 190: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	90,  // 191: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	92,  // 192: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	94,  // 193: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	96,  // 194: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	98,  // 195: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	100, // 196: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	129, // 197: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	102, // 198: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	105, // 199: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	114, // 200: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	116, // 201: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	118, // 202: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	121, // 203: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	108, // 204: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	112, // 205: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	110, // 206: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	124, // 207: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	147, // [147:208] is the sub-list for method output_type
+	86,  // [86:147] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -7689,14 +7805,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[85].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[87].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   128,
+			NumMessages:   130,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

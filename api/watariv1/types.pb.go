@@ -2705,6 +2705,7 @@ type Image struct {
 	Source        string                 `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`                     // how it was made, for people: "packages: lammps, openmpi-bin"
 	Mpi           []string               `protobuf:"bytes,9,rep,name=mpi,proto3" json:"mpi,omitempty"`                           // MPI libraries found: "openmpi", "mpich"
 	Pm            bool                   `protobuf:"varint,10,opt,name=pm,proto3" json:"pm,omitempty"`                           // PM's libfabric provider is in the initial RAM file system
+	Private       bool                   `protobuf:"varint,11,opt,name=private,proto3" json:"private,omitempty"`                 // only its owner and administrators see it and use it; unset in images of older managers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2805,6 +2806,13 @@ func (x *Image) GetMpi() []string {
 func (x *Image) GetPm() bool {
 	if x != nil {
 		return x.Pm
+	}
+	return false
+}
+
+func (x *Image) GetPrivate() bool {
+	if x != nil {
+		return x.Private
 	}
 	return false
 }
@@ -6475,7 +6483,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04lost\x18\x04 \x01(\bR\x04lost\"2\n" +
 	"\x04Blob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x04R\x04size\"\xb3\x02\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\"\xcd\x02\n" +
 	"\x05Image\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12'\n" +
@@ -6488,7 +6496,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06source\x18\b \x01(\tR\x06source\x12\x10\n" +
 	"\x03mpi\x18\t \x03(\tR\x03mpi\x12\x0e\n" +
 	"\x02pm\x18\n" +
-	" \x01(\bR\x02pm\"E\n" +
+	" \x01(\bR\x02pm\x12\x18\n" +
+	"\aprivate\x18\v \x01(\bR\aprivate\"E\n" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +

@@ -29,6 +29,7 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 	if err != nil {
 		return nil, err
 	}
+	image.Private = !r.Msg.Publish
 	resp := &v1.CreateImageResponse{}
 	for _, b := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
 		sum, err := blob.ParseDigest(b.Digest)
@@ -46,7 +47,7 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 	if len(resp.Missing) > 0 {
 		return connect.NewResponse(resp), nil
 	}
-	err = s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+	err = s.change(ctx, func(snap *store.Snapshot) (ops []store.Op, err error) {
 		have := snap.Images[image.Meta.Name]
 		if have == nil {
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
@@ -58,11 +59,19 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 			}
 			replacing := proto.CloneOf(image)
 			replacing.Meta = proto.CloneOf(have.Meta) // the snapshot's stays as it is
+			replacing.Private = have.Private && !r.Msg.Publish
 			image = replacing
 			return []store.Op{store.Update(replacing), audit(ctx, "image", image.Meta.Name, "replaced: %s", image.Source)}, nil
 		}
-		image = have
-		return nil, nil
+		if have.Private {
+			if err := ownImage(ctx, have); err != nil {
+				return nil, err
+			}
+		}
+		if image = have; r.Msg.Publish {
+			image, ops = published(ctx, have, true)
+		}
+		return ops, nil
 	})
 	if err != nil {
 		return nil, err
@@ -113,9 +122,9 @@ func imageDigest(image *v1.Image) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// ListImages lists all images; every user may use every image.
-func (s *Server) ListImages(_ context.Context, r *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
-	images := s.Store.Snapshot().Images
+// ListImages lists the images that the caller may use.
+func (s *Server) ListImages(ctx context.Context, r *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
+	images := callerOf(ctx).asks().UsableImages(s.Store.Snapshot().Images)
 	if r.Msg.Name != "" && images[r.Msg.Name] == nil {
 		return nil, missing("image", r.Msg.Name, images)
 	}
@@ -126,6 +135,39 @@ func (s *Server) ListImages(_ context.Context, r *connect.Request[v1.ListImagesR
 		}
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// PublishImage lets all users see and use an image of the caller, or ends that.
+func (s *Server) PublishImage(ctx context.Context, r *connect.Request[v1.PublishImageRequest]) (*connect.Response[v1.PublishImageResponse], error) {
+	var image *v1.Image
+	err := s.change(ctx, func(snap *store.Snapshot) (ops []store.Op, err error) {
+		usable := callerOf(ctx).asks().UsableImages(snap.Images)
+		have := usable[r.Msg.Name]
+		if have == nil {
+			return nil, missing("image", r.Msg.Name, usable)
+		}
+		if err := ownImage(ctx, have); err != nil {
+			return nil, err
+		}
+		image, ops = published(ctx, have, !r.Msg.Undo)
+		return ops, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.PublishImageResponse{Image: image}), nil
+}
+
+// published returns an image for all users, or for its owner, and what is to be written for that.
+func published(ctx context.Context, have *v1.Image, public bool) (image *v1.Image, ops []store.Op) {
+	if have.Private != public {
+		return have, nil
+	}
+	image, what := proto.CloneOf(have), "published"
+	if image.Private = !public; image.Private {
+		what = "made private"
+	}
+	return image, []store.Op{store.Update(image), audit(ctx, "image", image.Meta.Name, "%s", what)}
 }
 
 // RemoveImage removes an image that no cluster uses; its blobs are collected later.
@@ -173,12 +215,8 @@ func BlobsInUse(snap *store.Snapshot) map[string]bool {
 // replaceable says why an image's content cannot be taken from its name: it is somebody else's, or clusters need it.
 func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) error {
 	name := image.Meta.Name
-	if c := callerOf(ctx); !c.owns(image.Meta) {
-		whose := "user " + image.Meta.Owner + "'s"
-		if image.Meta.Owner == c.name {
-			whose = "an earlier user " + c.name + "'s"
-		}
-		return fail(connect.CodePermissionDenied, "image %s is %s; take another name, or ask an administrator to remove it", name, whose)
+	if err := ownImage(ctx, image); err != nil {
+		return err
 	}
 	var users []string
 	for cluster, c := range snap.Clusters {
@@ -190,4 +228,17 @@ func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) err
 		return fail(connect.CodeFailedPrecondition, "image %s is used by clusters: %s; delete them first, or take another name", name, strings.Join(users, ", "))
 	}
 	return nil
+}
+
+// ownImage is an error if the caller may not change an image.
+func ownImage(ctx context.Context, image *v1.Image) error {
+	c := callerOf(ctx)
+	if c.owns(image.Meta) {
+		return nil
+	}
+	whose := "user " + image.Meta.Owner + "'s"
+	if image.Meta.Owner == c.name {
+		whose = "an earlier user " + c.name + "'s"
+	}
+	return fail(connect.CodePermissionDenied, "image %s is %s; take another name, or ask an administrator to remove it", image.Meta.Name, whose)
 }

@@ -64,6 +64,9 @@ const (
 	// ControlServiceListImagesProcedure is the fully-qualified name of the ControlService's ListImages
 	// RPC.
 	ControlServiceListImagesProcedure = "/watari.v1.ControlService/ListImages"
+	// ControlServicePublishImageProcedure is the fully-qualified name of the ControlService's
+	// PublishImage RPC.
+	ControlServicePublishImageProcedure = "/watari.v1.ControlService/PublishImage"
 	// ControlServiceRemoveImageProcedure is the fully-qualified name of the ControlService's
 	// RemoveImage RPC.
 	ControlServiceRemoveImageProcedure = "/watari.v1.ControlService/RemoveImage"
@@ -219,6 +222,8 @@ type ControlServiceClient interface {
 	SpareHost(context.Context, *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
+	// PublishImage lets all users see and use an image, or ends that. Clusters that exist keep it.
+	PublishImage(context.Context, *connect.Request[watariv1.PublishImageRequest]) (*connect.Response[watariv1.PublishImageResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
 	CreateCluster(context.Context, *connect.Request[watariv1.CreateClusterRequest]) (*connect.Response[watariv1.CreateClusterResponse], error)
 	ListClusters(context.Context, *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error)
@@ -364,6 +369,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceListImagesProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("ListImages")),
+			connect.WithClientOptions(opts...),
+		),
+		publishImage: connect.NewClient[watariv1.PublishImageRequest, watariv1.PublishImageResponse](
+			httpClient,
+			baseURL+ControlServicePublishImageProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("PublishImage")),
 			connect.WithClientOptions(opts...),
 		),
 		removeImage: connect.NewClient[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse](
@@ -680,6 +691,7 @@ type controlServiceClient struct {
 	spareHost         *connect.Client[watariv1.SpareHostRequest, watariv1.SpareHostResponse]
 	createImage       *connect.Client[watariv1.CreateImageRequest, watariv1.CreateImageResponse]
 	listImages        *connect.Client[watariv1.ListImagesRequest, watariv1.ListImagesResponse]
+	publishImage      *connect.Client[watariv1.PublishImageRequest, watariv1.PublishImageResponse]
 	removeImage       *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
 	createCluster     *connect.Client[watariv1.CreateClusterRequest, watariv1.CreateClusterResponse]
 	listClusters      *connect.Client[watariv1.ListClustersRequest, watariv1.ListClustersResponse]
@@ -775,6 +787,11 @@ func (c *controlServiceClient) CreateImage(ctx context.Context, req *connect.Req
 // ListImages calls watari.v1.ControlService.ListImages.
 func (c *controlServiceClient) ListImages(ctx context.Context, req *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error) {
 	return c.listImages.CallUnary(ctx, req)
+}
+
+// PublishImage calls watari.v1.ControlService.PublishImage.
+func (c *controlServiceClient) PublishImage(ctx context.Context, req *connect.Request[watariv1.PublishImageRequest]) (*connect.Response[watariv1.PublishImageResponse], error) {
+	return c.publishImage.CallUnary(ctx, req)
 }
 
 // RemoveImage calls watari.v1.ControlService.RemoveImage.
@@ -1040,6 +1057,8 @@ type ControlServiceHandler interface {
 	SpareHost(context.Context, *connect.Request[watariv1.SpareHostRequest]) (*connect.Response[watariv1.SpareHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
+	// PublishImage lets all users see and use an image, or ends that. Clusters that exist keep it.
+	PublishImage(context.Context, *connect.Request[watariv1.PublishImageRequest]) (*connect.Response[watariv1.PublishImageResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
 	CreateCluster(context.Context, *connect.Request[watariv1.CreateClusterRequest]) (*connect.Response[watariv1.CreateClusterResponse], error)
 	ListClusters(context.Context, *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error)
@@ -1181,6 +1200,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceListImagesProcedure,
 		svc.ListImages,
 		connect.WithSchema(controlServiceMethods.ByName("ListImages")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServicePublishImageHandler := connect.NewUnaryHandler(
+		ControlServicePublishImageProcedure,
+		svc.PublishImage,
+		connect.WithSchema(controlServiceMethods.ByName("PublishImage")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceRemoveImageHandler := connect.NewUnaryHandler(
@@ -1503,6 +1528,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceCreateImageHandler.ServeHTTP(w, r)
 		case ControlServiceListImagesProcedure:
 			controlServiceListImagesHandler.ServeHTTP(w, r)
+		case ControlServicePublishImageProcedure:
+			controlServicePublishImageHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveImageProcedure:
 			controlServiceRemoveImageHandler.ServeHTTP(w, r)
 		case ControlServiceCreateClusterProcedure:
@@ -1646,6 +1673,10 @@ func (UnimplementedControlServiceHandler) CreateImage(context.Context, *connect.
 
 func (UnimplementedControlServiceHandler) ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListImages is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) PublishImage(context.Context, *connect.Request[watariv1.PublishImageRequest]) (*connect.Response[watariv1.PublishImageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.PublishImage is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error) {

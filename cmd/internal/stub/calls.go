@@ -75,6 +75,11 @@ func (m *Manager) ListImages(ctx context.Context, r *connect.Request[v1.ListImag
 	return answer[v1.ListImagesRequest, v1.ListImagesResponse](ctx, m, r)
 }
 
+// PublishImage implements the service.
+func (m *Manager) PublishImage(ctx context.Context, r *connect.Request[v1.PublishImageRequest]) (*connect.Response[v1.PublishImageResponse], error) {
+	return answer[v1.PublishImageRequest, v1.PublishImageResponse](ctx, m, r)
+}
+
 // RemoveImage implements the service.
 func (m *Manager) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error) {
 	return answer[v1.RemoveImageRequest, v1.RemoveImageResponse](ctx, m, r)

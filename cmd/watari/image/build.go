@@ -25,6 +25,7 @@ type buildOptions struct {
 	additions []string
 	recipe    image.Recipe
 	outputDir string
+	publish   bool
 }
 
 // BuildCommand returns `watari image build`.
@@ -55,6 +56,7 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringVar(&o.recipe.PM, "pm", "", "path of PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, if it exists); none: without PM")
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "directory in which packages, roots and kernels are kept for later builds")
 	flags.BoolVar(&o.recipe.Force, "force", false, "ignore cached results and use the latest versions of packages")
+	flags.BoolVar(&o.publish, "publish", false, "let all users see and use the image (default: you and administrators; an image that is published stays so)")
 	flags.StringVar(&o.outputDir, "output-dir", "", "write the image to this directory instead of uploading it")
 	command.ValidArgsFunction = env.Complete(cli.Images)
 	cli.CompleteFolders(command, "tree", "cache", "output-dir")
@@ -83,6 +85,9 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("output folder: %w", err)
 	}
+	if len(recipe.Packages) > 0 {
+		env.Notef("note: the packages' scripts run as this machine's root; build only from sources that you trust with it")
+	}
 	began := time.Now()
 	show := newBuildProgress(env.Err)
 	built, err := image.Build(ctx, recipe, folder, show.update)
@@ -91,7 +96,7 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 		return fmt.Errorf("build image %s: %w", name, err)
 	}
 	if o.outputDir == "" {
-		if built, err = upload(ctx, env, name, built, folder); err != nil {
+		if built, err = upload(ctx, env, name, built, folder, o.publish); err != nil {
 			return err
 		}
 	}
@@ -106,6 +111,9 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 		if given {
 			sources++
 		}
+	}
+	if o.publish && o.outputDir != "" {
+		return recipe, cli.Usagef("--publish and --output-dir exclude each other: the image is not uploaded")
 	}
 	if sources != 1 {
 		return recipe, cli.Usagef("name the source of the image: one of --packages, --tree and --oci, as in `watari image build mpi --packages openmpi-bin`")

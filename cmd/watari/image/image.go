@@ -17,11 +17,12 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "image",
 		Aliases: []string{"images"},
-		Short:   "Images that guests boot: build, list, show, remove",
+		Short:   "Images that guests boot: build, list, show, publish, remove",
 		Long: "Guests boot an image: a kernel, an initial RAM file system and a read-only root, each identified by its " +
-			"content's hash. Hosts fetch it from the manager when a guest needs it.",
+			"content's hash. Hosts fetch it from the manager when a guest needs it. Its owner alone sees and uses an image, and " +
+			"administrators do, unless it is published.",
 		Example: "  watari image list\n  watari image show mpi",
-	}, BuildCommand(env), newList(env), newShow(env), newRemove(env))
+	}, BuildCommand(env), newList(env), newShow(env), newPublish(env), newRemove(env))
 }
 
 // get fetches one image.

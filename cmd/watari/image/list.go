@@ -26,12 +26,20 @@ func table(w io.Writer, env *cli.Env, images []*v1.Image) {
 		env.Notef("there are no images; make one with `watari image build`")
 		return
 	}
-	t := output.NewTable("NAME", "DIGEST", "SIZE", "MPI", "AGE", "SOURCE")
+	t := output.NewTable("NAME", "DIGEST", "SIZE", "MPI", "FOR", "AGE", "SOURCE")
 	for _, i := range images {
-		t.Row(i.GetMeta().GetName(), output.Digest(i.GetDigest()), output.Size(size(i)), strings.Join(i.GetMpi(), ","),
+		t.Row(i.GetMeta().GetName(), output.Digest(i.GetDigest()), output.Size(size(i)), strings.Join(i.GetMpi(), ","), whose(i),
 			output.Age(env.Now(), i.GetMeta().GetCreated()), i.GetSource())
 	}
 	t.Write(w)
+}
+
+// whose says who may see and use an image, besides administrators.
+func whose(i *v1.Image) string {
+	if i.GetPrivate() {
+		return i.GetMeta().GetOwner()
+	}
+	return "all users"
 }
 
 // size returns the size of all blobs together, in bytes.

@@ -33,6 +33,7 @@ func showImage(w io.Writer, env *cli.Env, i *v1.Image) {
 		[2]string{"root", i.GetRootType() + ", " + blob(i.GetRoot())},
 		[2]string{"arguments", i.GetKernelArgs()},
 		[2]string{"owner", i.GetMeta().GetOwner()},
+		[2]string{"for", whose(i)},
 		[2]string{"age", output.Age(env.Now(), i.GetMeta().GetCreated())},
 	)
 }

@@ -17,14 +17,14 @@ import (
 
 // upload uploads the blobs of an image that the manager lacks, and creates the image under a name. The blobs are the
 // files kernel, initrd and root of the directory.
-func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, folder string) (*v1.Image, error) {
+func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, folder string, publish bool) (*v1.Image, error) {
 	c, err := env.Client()
 	if err != nil {
 		return nil, err
 	}
 	image := proto.CloneOf(built)
 	image.Meta = &v1.Meta{Name: name}
-	response, err := c.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	response, err := c.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image, Publish: publish}))
 	if err != nil {
 		return nil, fmt.Errorf("create image %s: %w", name, err)
 	}
@@ -46,7 +46,7 @@ func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, fol
 	if len(response.Msg.Missing) == 0 {
 		return response.Msg.Image, nil
 	}
-	response, err = c.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	response, err = c.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image, Publish: publish}))
 	if err == nil && len(response.Msg.Missing) > 0 {
 		err = fmt.Errorf("the manager still lacks %d blobs of the image", len(response.Msg.Missing))
 	}
