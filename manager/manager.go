@@ -25,6 +25,7 @@ import (
 	"watari/internal/stamp"
 	"watari/internal/version"
 	"watari/manager/api"
+	"watari/manager/auditlog"
 	"watari/manager/blob"
 	"watari/manager/controller"
 	"watari/manager/history"
@@ -79,6 +80,7 @@ type Config struct {
 type Manager struct {
 	Config
 	store     *store.Store
+	auditLog  *auditlog.Log
 	authority *ca.Authority
 	stamps    *view.Stamps
 	sessions  *session.Sessions
@@ -111,6 +113,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer m.store.Close()
+	defer m.auditLog.Close()
 	if m.Advertise == "" {
 		m.Advertise = advertised(listener.Addr().(*net.TCPAddr))
 	}
@@ -162,6 +165,9 @@ func (m *Manager) open(ctx context.Context) error {
 	if err := os.MkdirAll(m.runsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder of runs' output: %w", err)
 	}
+	if m.auditLog, err = auditlog.Open(filepath.Join(m.State, "audit"), m.Log); err != nil {
+		return err
+	}
 	begun := time.Now()
 	m.store, err = store.Open(ctx, m.storeConfig())
 	if err != nil {
@@ -175,7 +181,7 @@ func (m *Manager) open(ctx context.Context) error {
 	m.stamps = view.NewStamps(m.authority.Certificate())
 	m.store.SignTerms(func(t *v1.Term) error { return stamp.SignTerm(m.authority, t) })
 	m.api = api.New(api.Options{
-		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
+		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), AuditLog: m.auditLog, Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Began: func() time.Time {
 			if led := m.led.Load(); led != nil {

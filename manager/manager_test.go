@@ -853,3 +853,59 @@ func TestAStreamEndsWhenItsCallerIsRemoved(t *testing.T) {
 	}
 	wantCode(t, events.Err(), connect.CodeUnauthenticated, "ann was removed")
 }
+
+// The audit log has who did and read what, and who was refused; not who looked at lists.
+func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	ann, _ := r.user("ann", nil)
+	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ann.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{})); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ann.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: "a1"}))
+	wantCode(t, err, connect.CodePermissionDenied)
+	_, err = ann.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "other\x1b[2J"}))
+	wantCode(t, err, connect.CodeNotFound)
+	console, err := ann.GuestConsole(ctx, connect.NewRequest(&v1.GuestConsoleRequest{Name: "md-0"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	console.Receive()
+	console.Close()
+	noCert := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(mustToken(t, r.hostToken()))}}
+	stranger := watariv1connect.NewControlServiceClient(noCert, r.url)
+	_, err = stranger.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated)
+
+	entries, err := r.admin.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	for entries.Receive() {
+		e := entries.Msg().Entry
+		if e.Address == "" || strings.Contains(e.Object, "\x1b") {
+			t.Errorf("an entry: %v", e)
+		}
+		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
+	}
+	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
+		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "ListUsers  unauthenticated"} {
+		if !slices.Contains(seen, want) {
+			t.Errorf("not in the log: %q", want)
+		}
+	}
+	if slices.ContainsFunc(seen, func(s string) bool { return strings.Contains(s, "ListClusters") }) || t.Failed() {
+		t.Errorf("in the log: %q", seen)
+	}
+	refused, err := ann.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.Receive()
+	wantCode(t, refused.Err(), connect.CodePermissionDenied, "administrator")
+}

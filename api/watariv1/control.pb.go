@@ -5415,6 +5415,94 @@ func (x *GuestPair) GetDistance() float64 {
 	return 0
 }
 
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Last          uint32                 `protobuf:"varint,1,opt,name=last,proto3" json:"last,omitempty"` // 0: all kept
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+}
+
+func (x *AuditRequest) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+type AuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entry         *AuditEntry            `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *AuditResponse) GetEntry() *AuditEntry {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"` // id
@@ -5426,7 +5514,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5438,7 +5526,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5451,7 +5539,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5484,7 +5572,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5496,7 +5584,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5509,7 +5597,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5527,7 +5615,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5539,7 +5627,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5552,7 +5640,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5566,7 +5654,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5578,7 +5666,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5591,7 +5679,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5625,7 +5713,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5637,7 +5725,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5650,7 +5738,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5684,7 +5772,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5696,7 +5784,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5709,7 +5797,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -5788,7 +5876,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5800,7 +5888,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5813,7 +5901,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -5861,7 +5949,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5873,7 +5961,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5886,7 +5974,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -5913,7 +6001,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5925,7 +6013,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5938,7 +6026,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -5964,7 +6052,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6064,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6077,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6010,7 +6098,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6022,7 +6110,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6035,7 +6123,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6069,7 +6157,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6169,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6094,7 +6182,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6126,7 +6214,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6138,7 +6226,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6151,7 +6239,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6206,7 +6294,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6218,7 +6306,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6231,7 +6319,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6258,7 +6346,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6270,7 +6358,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6283,7 +6371,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6315,7 +6403,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6327,7 +6415,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6340,7 +6428,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6396,7 +6484,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6496,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6509,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6457,7 +6545,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6469,7 +6557,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6482,7 +6570,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6524,7 +6612,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +6624,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +6637,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6589,7 +6677,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6601,7 +6689,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6614,7 +6702,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6680,7 +6768,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6692,7 +6780,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6705,7 +6793,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -6755,7 +6843,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6767,7 +6855,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6780,7 +6868,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -6819,7 +6907,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6831,7 +6919,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6844,7 +6932,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7210,7 +7298,11 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04site\x18\a \x01(\tR\x04site\x12\x1d\n" +
 	"\n" +
 	"other_site\x18\b \x01(\tR\totherSite\x12\x1a\n" +
-	"\bdistance\x18\t \x01(\x01R\bdistance\"Q\n" +
+	"\bdistance\x18\t \x01(\x01R\bdistance\"\"\n" +
+	"\fAuditRequest\x12\x12\n" +
+	"\x04last\x18\x01 \x01(\rR\x04last\"<\n" +
+	"\rAuditResponse\x12+\n" +
+	"\x05entry\x18\x01 \x01(\v2\x15.watari.v1.AuditEntryR\x05entry\"Q\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
@@ -7336,7 +7428,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xe0$\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x9e%\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -7402,6 +7494,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"TestPolicy\x12\x1c.watari.v1.TestPolicyRequest\x1a\x1d.watari.v1.TestPolicyResponse\x12@\n" +
 	"\aExplain\x12\x19.watari.v1.ExplainRequest\x1a\x1a.watari.v1.ExplainResponse\x12?\n" +
 	"\x06Events\x12\x18.watari.v1.EventsRequest\x1a\x19.watari.v1.EventsResponse0\x01\x12<\n" +
+	"\x05Audit\x12\x17.watari.v1.AuditRequest\x1a\x18.watari.v1.AuditResponse0\x01\x12<\n" +
 	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x01\x12^\n" +
 	"\x11CreateConsoleLink\x12#.watari.v1.CreateConsoleLinkRequest\x1a$.watari.v1.CreateConsoleLinkResponse2F\n" +
 	"\vJoinService\x127\n" +
@@ -7420,7 +7513,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 132)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -7529,273 +7622,279 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ClusterTrafficRequest)(nil),     // 104: watari.v1.ClusterTrafficRequest
 	(*ClusterTrafficResponse)(nil),    // 105: watari.v1.ClusterTrafficResponse
 	(*GuestPair)(nil),                 // 106: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 107: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 108: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 109: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 110: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 111: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 112: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 113: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 114: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 115: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 116: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 117: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 118: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 119: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 120: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 121: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 122: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 123: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 124: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 125: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 126: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 127: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 128: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 129: watari.v1.RecoverResponse
-	nil,                               // 130: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 131: watari.v1.User
-	(*Host)(nil),                      // 132: watari.v1.Host
-	(*Image)(nil),                     // 133: watari.v1.Image
-	(*Blob)(nil),                      // 134: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 135: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 136: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 137: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 138: watari.v1.Volume
-	(*Storage)(nil),                   // 139: watari.v1.Storage
-	(*Checkpoint)(nil),                // 140: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 141: watari.v1.Guest
-	(*KeptConsole)(nil),               // 142: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 143: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 144: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 145: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 146: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 147: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 148: watari.v1.Migration
-	(*RunSpec)(nil),                   // 149: watari.v1.RunSpec
-	(*Run)(nil),                       // 150: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 151: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 152: google.protobuf.Timestamp
-	(Role)(0),                         // 153: watari.v1.Role
-	(*Quota)(nil),                     // 154: watari.v1.Quota
-	(*HostSample)(nil),                // 155: watari.v1.HostSample
-	(*GuestSample)(nil),               // 156: watari.v1.GuestSample
-	(*Event)(nil),                     // 157: watari.v1.Event
-	(*Policy)(nil),                    // 158: watari.v1.Policy
+	(*AuditRequest)(nil),              // 107: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 108: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 109: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 110: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 111: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 112: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 113: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 114: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 115: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 116: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 117: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 118: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 119: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 120: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 121: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 122: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 123: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 124: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 125: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 126: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 127: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 128: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 129: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 130: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 131: watari.v1.RecoverResponse
+	nil,                               // 132: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 133: watari.v1.User
+	(*Host)(nil),                      // 134: watari.v1.Host
+	(*Image)(nil),                     // 135: watari.v1.Image
+	(*Blob)(nil),                      // 136: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 137: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 138: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 139: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 140: watari.v1.Volume
+	(*Storage)(nil),                   // 141: watari.v1.Storage
+	(*Checkpoint)(nil),                // 142: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 143: watari.v1.Guest
+	(*KeptConsole)(nil),               // 144: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 145: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 146: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 147: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 148: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 149: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 150: watari.v1.Migration
+	(*RunSpec)(nil),                   // 151: watari.v1.RunSpec
+	(*Run)(nil),                       // 152: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 153: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 154: google.protobuf.Timestamp
+	(Role)(0),                         // 155: watari.v1.Role
+	(*Quota)(nil),                     // 156: watari.v1.Quota
+	(*HostSample)(nil),                // 157: watari.v1.HostSample
+	(*GuestSample)(nil),               // 158: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 159: watari.v1.AuditEntry
+	(*Event)(nil),                     // 160: watari.v1.Event
+	(*Policy)(nil),                    // 161: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	131, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	132, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	132, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	132, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	132, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	133, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	133, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	134, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	133, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	133, // 9: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	135, // 10: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	136, // 11: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	136, // 12: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	136, // 13: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	137, // 14: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	138, // 15: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	138, // 16: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	139, // 17: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	139, // 18: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	139, // 19: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	140, // 20: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	140, // 21: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	140, // 22: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	137, // 23: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	136, // 24: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	138, // 25: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	140, // 26: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	136, // 27: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	138, // 28: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	141, // 29: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	141, // 30: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	141, // 31: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	142, // 32: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	143, // 33: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	144, // 34: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	145, // 35: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	146, // 36: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	147, // 37: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	148, // 38: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	148, // 39: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	148, // 40: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	149, // 41: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	150, // 42: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	150, // 43: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	150, // 44: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	150, // 45: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	150, // 46: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	151, // 47: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	152, // 48: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	153, // 49: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	154, // 50: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	131, // 51: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	131, // 52: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	131, // 53: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	154, // 54: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	131, // 55: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	152, // 56: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	155, // 57: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	133, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	134, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	134, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	134, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	134, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	135, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	135, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	136, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	135, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	135, // 9: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	137, // 10: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	138, // 11: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	138, // 12: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	138, // 13: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	139, // 14: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	140, // 15: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	140, // 16: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	141, // 17: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	141, // 18: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	141, // 19: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	142, // 20: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	142, // 21: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	142, // 22: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	139, // 23: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	138, // 24: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	140, // 25: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	142, // 26: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	138, // 27: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	140, // 28: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	143, // 29: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	143, // 30: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	143, // 31: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	144, // 32: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	145, // 33: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	146, // 34: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	147, // 35: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	148, // 36: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	149, // 37: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	150, // 38: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	150, // 39: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	150, // 40: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	151, // 41: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	152, // 42: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	152, // 43: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	152, // 44: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	152, // 45: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	152, // 46: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	153, // 47: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	154, // 48: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	155, // 49: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	156, // 50: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	133, // 51: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	133, // 52: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	133, // 53: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	156, // 54: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	133, // 55: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	154, // 56: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	157, // 57: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
 	103, // 58: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	152, // 59: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	156, // 60: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	154, // 59: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	158, // 60: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
 	106, // 61: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	157, // 62: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	152, // 63: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	136, // 64: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	141, // 65: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	132, // 66: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	148, // 67: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	150, // 68: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	141, // 69: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	140, // 70: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	138, // 71: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	158, // 72: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	158, // 73: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	152, // 74: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	152, // 75: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	119, // 76: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	152, // 77: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	122, // 78: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	152, // 79: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	151, // 80: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	130, // 81: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 82: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	126, // 83: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	127, // 84: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	128, // 85: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 86: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 87: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 88: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 89: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 90: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 91: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 92: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 93: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 94: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 95: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	21,  // 96: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	23,  // 97: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	25,  // 98: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	27,  // 99: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	29,  // 100: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	57,  // 101: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	59,  // 102: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	61,  // 103: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	63,  // 104: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	65,  // 105: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	67,  // 106: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	69,  // 107: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	71,  // 108: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	73,  // 109: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	75,  // 110: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	77,  // 111: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	43,  // 112: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	45,  // 113: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	47,  // 114: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	49,  // 115: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	51,  // 116: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	53,  // 117: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	55,  // 118: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	31,  // 119: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	33,  // 120: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	35,  // 121: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	37,  // 122: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	39,  // 123: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	41,  // 124: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	79,  // 125: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	81,  // 126: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	83,  // 127: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	85,  // 128: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	87,  // 129: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	89,  // 130: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	91,  // 131: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	93,  // 132: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	95,  // 133: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	97,  // 134: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	99,  // 135: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	125, // 136: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	101, // 137: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	104, // 138: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	113, // 139: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	115, // 140: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	117, // 141: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	120, // 142: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	107, // 143: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	111, // 144: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	109, // 145: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	123, // 146: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 147: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 148: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 149: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 150: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 151: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 152: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 153: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 154: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 155: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 156: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	22,  // 157: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	24,  // 158: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	26,  // 159: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	28,  // 160: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	30,  // 161: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	58,  // 162: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	60,  // 163: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	62,  // 164: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	64,  // 165: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	66,  // 166: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	68,  // 167: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	70,  // 168: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	72,  // 169: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	74,  // 170: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	76,  // 171: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	78,  // 172: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	44,  // 173: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	46,  // 174: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	48,  // 175: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	50,  // 176: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	52,  // 177: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	54,  // 178: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	56,  // 179: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	32,  // 180: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	34,  // 181: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	36,  // 182: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	38,  // 183: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	40,  // 184: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	42,  // 185: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	80,  // 186: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	82,  // 187: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	84,  // 188: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	86,  // 189: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	88,  // 190: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	90,  // 191: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	92,  // 192: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	94,  // 193: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	96,  // 194: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	98,  // 195: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	100, // 196: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	129, // 197: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	102, // 198: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	105, // 199: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	114, // 200: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	116, // 201: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	118, // 202: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	121, // 203: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	108, // 204: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	112, // 205: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	110, // 206: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	124, // 207: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	147, // [147:208] is the sub-list for method output_type
-	86,  // [86:147] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	159, // 62: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	160, // 63: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	154, // 64: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	138, // 65: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	143, // 66: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	134, // 67: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	150, // 68: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	152, // 69: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	143, // 70: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	142, // 71: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	140, // 72: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	161, // 73: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	161, // 74: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	154, // 75: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	154, // 76: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	121, // 77: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	154, // 78: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	124, // 79: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	154, // 80: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	153, // 81: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	132, // 82: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 83: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	128, // 84: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	129, // 85: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	130, // 86: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 87: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 88: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 89: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 90: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 91: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	13,  // 92: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 93: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	15,  // 94: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	17,  // 95: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	19,  // 96: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	21,  // 97: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	23,  // 98: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	25,  // 99: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	27,  // 100: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	29,  // 101: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	57,  // 102: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	59,  // 103: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	61,  // 104: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	63,  // 105: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	65,  // 106: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	67,  // 107: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	69,  // 108: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	71,  // 109: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	73,  // 110: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	75,  // 111: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	77,  // 112: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	43,  // 113: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	45,  // 114: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	47,  // 115: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	49,  // 116: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	51,  // 117: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	53,  // 118: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	55,  // 119: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	31,  // 120: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	33,  // 121: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	35,  // 122: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	37,  // 123: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	39,  // 124: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	41,  // 125: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	79,  // 126: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	81,  // 127: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	83,  // 128: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	85,  // 129: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	87,  // 130: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	89,  // 131: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	91,  // 132: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	93,  // 133: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	95,  // 134: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	97,  // 135: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	99,  // 136: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	127, // 137: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	101, // 138: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	104, // 139: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	115, // 140: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	117, // 141: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	119, // 142: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	122, // 143: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	109, // 144: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	107, // 145: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	113, // 146: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	111, // 147: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	125, // 148: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 149: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 150: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 151: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 152: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 153: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	14,  // 154: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 155: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	16,  // 156: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	18,  // 157: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	20,  // 158: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	22,  // 159: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	24,  // 160: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	26,  // 161: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	28,  // 162: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	30,  // 163: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	58,  // 164: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	60,  // 165: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	62,  // 166: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	64,  // 167: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	66,  // 168: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	68,  // 169: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	70,  // 170: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	72,  // 171: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	74,  // 172: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	76,  // 173: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	78,  // 174: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	44,  // 175: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	46,  // 176: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	48,  // 177: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	50,  // 178: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	52,  // 179: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	54,  // 180: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	56,  // 181: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	32,  // 182: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	34,  // 183: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	36,  // 184: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	38,  // 185: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	40,  // 186: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	42,  // 187: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	80,  // 188: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	82,  // 189: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	84,  // 190: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	86,  // 191: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	88,  // 192: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	90,  // 193: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	92,  // 194: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	94,  // 195: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	96,  // 196: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	98,  // 197: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	100, // 198: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	131, // 199: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	102, // 200: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	105, // 201: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	116, // 202: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	118, // 203: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	120, // 204: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	123, // 205: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	110, // 206: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	108, // 207: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	114, // 208: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	112, // 209: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	126, // 210: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	149, // [149:211] is the sub-list for method output_type
+	87,  // [87:149] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -7812,7 +7911,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   130,
+			NumMessages:   132,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -5473,6 +5473,115 @@ func (x *User) GetDisabled() *timestamppb.Timestamp {
 	return nil
 }
 
+// AuditEntry is a call that the manager answered or refused. Calls that list and show objects are recorded only if they were refused.
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Caller        string                 `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`                   // "user aiko", "host a1"; empty: nobody whose certificate is honoured
+	Uid           string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`                         // the caller's
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`                 // from where, IP address and port
+	Call          string                 `protobuf:"bytes,5,opt,name=call,proto3" json:"call,omitempty"`                       // "CreateCluster"
+	Object        string                 `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"`                   // its name, where the call names one
+	Error         string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`                     // why it was refused, or failed; empty: it succeeded, or began if it is a stream
+	Code          string                 `protobuf:"bytes,8,opt,name=code,proto3" json:"code,omitempty"`                       // the error's, as in Connect's protocol: "permission_denied"
+	LeftOut       uint32                 `protobuf:"varint,9,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // of this caller's calls before this one, because there were too many at once
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_watari_v1_types_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetCall() string {
+	if x != nil {
+		return x.Call
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetLeftOut() uint32 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return 0
+}
+
 // Token lets one host join, or one user fetch a certificate, once, until it expires. Only a hash is stored.
 type Token struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -5492,7 +5601,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5504,7 +5613,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5517,7 +5626,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5592,7 +5701,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5604,7 +5713,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5617,7 +5726,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Event) GetId() uint64 {
@@ -5688,7 +5797,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5700,7 +5809,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5713,7 +5822,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -5793,7 +5902,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5805,7 +5914,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5818,7 +5927,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -5869,7 +5978,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5881,7 +5990,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5894,7 +6003,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -5936,7 +6045,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6057,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6070,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -5994,7 +6103,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6006,7 +6115,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6019,7 +6128,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6062,7 +6171,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6074,7 +6183,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6087,7 +6196,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -6121,7 +6230,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6133,7 +6242,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6146,7 +6255,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -6224,7 +6333,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6236,7 +6345,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6249,7 +6358,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -6781,7 +6890,18 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +
 	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\x126\n" +
-	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\"\x8b\x02\n" +
+	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\"\xed\x01\n" +
+	"\n" +
+	"AuditEntry\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06caller\x18\x02 \x01(\tR\x06caller\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04call\x18\x05 \x01(\tR\x04call\x12\x16\n" +
+	"\x06object\x18\x06 \x01(\tR\x06object\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x12\x12\n" +
+	"\x04code\x18\b \x01(\tR\x04code\x12\x19\n" +
+	"\bleft_out\x18\t \x01(\rR\aleftOut\"\x8b\x02\n" +
 	"\x05Token\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x124\n" +
@@ -6983,7 +7103,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -7047,23 +7167,24 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Run)(nil),                   // 59: watari.v1.Run
 	(*Quota)(nil),                 // 60: watari.v1.Quota
 	(*User)(nil),                  // 61: watari.v1.User
-	(*Token)(nil),                 // 62: watari.v1.Token
-	(*Event)(nil),                 // 63: watari.v1.Event
-	(*KeptConsole)(nil),           // 64: watari.v1.KeptConsole
-	(*Term)(nil),                  // 65: watari.v1.Term
-	(*Stamp)(nil),                 // 66: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 67: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 68: watari.v1.Hold
-	(*VouchedHost)(nil),           // 69: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 70: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 71: watari.v1.GuestFacts
-	nil,                           // 72: watari.v1.RunSpec.EnvEntry
-	nil,                           // 73: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 74: google.protobuf.Timestamp
+	(*AuditEntry)(nil),            // 62: watari.v1.AuditEntry
+	(*Token)(nil),                 // 63: watari.v1.Token
+	(*Event)(nil),                 // 64: watari.v1.Event
+	(*KeptConsole)(nil),           // 65: watari.v1.KeptConsole
+	(*Term)(nil),                  // 66: watari.v1.Term
+	(*Stamp)(nil),                 // 67: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 68: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 69: watari.v1.Hold
+	(*VouchedHost)(nil),           // 70: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 71: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 72: watari.v1.GuestFacts
+	nil,                           // 73: watari.v1.RunSpec.EnvEntry
+	nil,                           // 74: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	74,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	74,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	75,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	75,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -7073,8 +7194,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	74,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	74,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	75,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	75,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -7087,10 +7208,10 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	33,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	74,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	75,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	74,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	74,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	75,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	75,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	17,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	17,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	36,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -7107,77 +7228,78 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	4,   // 42: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	51,  // 43: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
 	52,  // 44: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	74,  // 45: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	75,  // 45: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
 	17,  // 46: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	38,  // 47: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	74,  // 48: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	75,  // 48: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	23,  // 49: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,   // 50: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	17,  // 51: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,   // 52: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	44,  // 53: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	74,  // 54: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	74,  // 55: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	74,  // 56: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	75,  // 54: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	75,  // 55: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	75,  // 56: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
 	36,  // 57: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
 	46,  // 58: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
 	23,  // 59: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
 	17,  // 60: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,   // 61: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
 	47,  // 62: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	74,  // 63: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	74,  // 64: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	74,  // 65: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	75,  // 63: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	75,  // 64: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	75,  // 65: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
 	48,  // 66: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
 	47,  // 67: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	50,  // 68: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	10,  // 69: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	74,  // 70: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	74,  // 71: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	75,  // 70: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	75,  // 71: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
 	11,  // 72: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	74,  // 73: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	74,  // 74: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	75,  // 73: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	75,  // 74: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
 	17,  // 75: watari.v1.Volume.meta:type_name -> watari.v1.Meta
 	12,  // 76: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
 	51,  // 77: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
 	52,  // 78: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	74,  // 79: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	75,  // 79: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
 	54,  // 80: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
 	9,   // 81: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
 	46,  // 82: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
 	17,  // 83: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	72,  // 84: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	73,  // 84: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	14,  // 85: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	17,  // 86: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	58,  // 87: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	13,  // 88: watari.v1.Run.state:type_name -> watari.v1.RunState
-	74,  // 89: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	74,  // 90: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	73,  // 91: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	75,  // 89: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	75,  // 90: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	74,  // 91: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	17,  // 92: watari.v1.User.meta:type_name -> watari.v1.Meta
 	15,  // 93: watari.v1.User.role:type_name -> watari.v1.Role
 	60,  // 94: watari.v1.User.quota:type_name -> watari.v1.Quota
-	74,  // 95: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	17,  // 96: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	74,  // 97: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	74,  // 98: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 99: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	74,  // 100: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	74,  // 101: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	66,  // 102: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 103: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	67,  // 104: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	67,  // 105: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	69,  // 106: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	39,  // 107: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	70,  // 108: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	38,  // 109: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 110: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	111, // [111:111] is the sub-list for method output_type
-	111, // [111:111] is the sub-list for method input_type
-	111, // [111:111] is the sub-list for extension type_name
-	111, // [111:111] is the sub-list for extension extendee
-	0,   // [0:111] is the sub-list for field type_name
+	75,  // 95: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	75,  // 96: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	17,  // 97: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	75,  // 98: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	75,  // 99: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 100: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	75,  // 101: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	75,  // 102: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	67,  // 103: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 104: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	68,  // 105: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	68,  // 106: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	70,  // 107: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	39,  // 108: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	71,  // 109: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	38,  // 110: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 111: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	112, // [112:112] is the sub-list for method output_type
+	112, // [112:112] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -7192,7 +7314,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

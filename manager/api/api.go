@@ -15,6 +15,7 @@ import (
 
 	"watari/ca"
 	"watari/core"
+	"watari/manager/auditlog"
 	"watari/manager/blob"
 	"watari/manager/history"
 	"watari/manager/session"
@@ -40,6 +41,8 @@ type Options struct {
 	Authority *ca.Authority
 	// Stamps verifies what hosts show; nil in tests that have none.
 	Stamps *view.Stamps
+	// AuditLog has the calls; nil: they are not recorded.
+	AuditLog *auditlog.Log
 	// RunsDir holds <run uid>/{stdout,stderr}.
 	RunsDir string
 	// Leading says whether this manager leads.
@@ -91,10 +94,10 @@ const maxMessage = 8 << 20
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxMessage)
-	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s}))
+	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
-	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin)))
+	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin), connect.WithInterceptors(&auditor{s.AuditLog})))
 	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid })))
 	return s.identify(mux)
 }

@@ -135,6 +135,7 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceTestPolicyProcedure:    true,
 	watariv1connect.ControlServiceAllowStorageProcedure:  true,
 	watariv1connect.ControlServiceForbidStorageProcedure: true,
+	watariv1connect.ControlServiceAuditProcedure:         true,
 }
 
 // heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts, or

@@ -200,6 +200,8 @@ const (
 	ControlServiceExplainProcedure = "/watari.v1.ControlService/Explain"
 	// ControlServiceEventsProcedure is the fully-qualified name of the ControlService's Events RPC.
 	ControlServiceEventsProcedure = "/watari.v1.ControlService/Events"
+	// ControlServiceAuditProcedure is the fully-qualified name of the ControlService's Audit RPC.
+	ControlServiceAuditProcedure = "/watari.v1.ControlService/Audit"
 	// ControlServiceWatchProcedure is the fully-qualified name of the ControlService's Watch RPC.
 	ControlServiceWatchProcedure = "/watari.v1.ControlService/Watch"
 	// ControlServiceCreateConsoleLinkProcedure is the fully-qualified name of the ControlService's
@@ -300,6 +302,8 @@ type ControlServiceClient interface {
 	// Explain says why a guest is where it is, or what policies make of a host.
 	Explain(context.Context, *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error)
+	// Audit returns the last entries of the audit log of the manager that leads, the oldest first.
+	Audit(context.Context, *connect.Request[watariv1.AuditRequest]) (*connect.ServerStreamForClient[watariv1.AuditResponse], error)
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error)
 	// CreateConsoleLink makes a key with which a browser logs in once to the web console, as the caller.
@@ -665,6 +669,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Events")),
 			connect.WithClientOptions(opts...),
 		),
+		audit: connect.NewClient[watariv1.AuditRequest, watariv1.AuditResponse](
+			httpClient,
+			baseURL+ControlServiceAuditProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Audit")),
+			connect.WithClientOptions(opts...),
+		),
 		watch: connect.NewClient[watariv1.WatchRequest, watariv1.WatchResponse](
 			httpClient,
 			baseURL+ControlServiceWatchProcedure,
@@ -740,6 +750,7 @@ type controlServiceClient struct {
 	testPolicy        *connect.Client[watariv1.TestPolicyRequest, watariv1.TestPolicyResponse]
 	explain           *connect.Client[watariv1.ExplainRequest, watariv1.ExplainResponse]
 	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
+	audit             *connect.Client[watariv1.AuditRequest, watariv1.AuditResponse]
 	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
 	createConsoleLink *connect.Client[watariv1.CreateConsoleLinkRequest, watariv1.CreateConsoleLinkResponse]
 }
@@ -1034,6 +1045,11 @@ func (c *controlServiceClient) Events(ctx context.Context, req *connect.Request[
 	return c.events.CallServerStream(ctx, req)
 }
 
+// Audit calls watari.v1.ControlService.Audit.
+func (c *controlServiceClient) Audit(ctx context.Context, req *connect.Request[watariv1.AuditRequest]) (*connect.ServerStreamForClient[watariv1.AuditResponse], error) {
+	return c.audit.CallServerStream(ctx, req)
+}
+
 // Watch calls watari.v1.ControlService.Watch.
 func (c *controlServiceClient) Watch(ctx context.Context, req *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error) {
 	return c.watch.CallServerStream(ctx, req)
@@ -1135,6 +1151,8 @@ type ControlServiceHandler interface {
 	// Explain says why a guest is where it is, or what policies make of a host.
 	Explain(context.Context, *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error
+	// Audit returns the last entries of the audit log of the manager that leads, the oldest first.
+	Audit(context.Context, *connect.Request[watariv1.AuditRequest], *connect.ServerStream[watariv1.AuditResponse]) error
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error
 	// CreateConsoleLink makes a key with which a browser logs in once to the web console, as the caller.
@@ -1496,6 +1514,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Events")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceAuditHandler := connect.NewServerStreamHandler(
+		ControlServiceAuditProcedure,
+		svc.Audit,
+		connect.WithSchema(controlServiceMethods.ByName("Audit")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceWatchHandler := connect.NewServerStreamHandler(
 		ControlServiceWatchProcedure,
 		svc.Watch,
@@ -1626,6 +1650,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceExplainHandler.ServeHTTP(w, r)
 		case ControlServiceEventsProcedure:
 			controlServiceEventsHandler.ServeHTTP(w, r)
+		case ControlServiceAuditProcedure:
+			controlServiceAuditHandler.ServeHTTP(w, r)
 		case ControlServiceWatchProcedure:
 			controlServiceWatchHandler.ServeHTTP(w, r)
 		case ControlServiceCreateConsoleLinkProcedure:
@@ -1869,6 +1895,10 @@ func (UnimplementedControlServiceHandler) Explain(context.Context, *connect.Requ
 
 func (UnimplementedControlServiceHandler) Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Events is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Audit(context.Context, *connect.Request[watariv1.AuditRequest], *connect.ServerStream[watariv1.AuditResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Audit is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error {

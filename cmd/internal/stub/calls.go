@@ -235,6 +235,11 @@ func (m *Manager) Events(ctx context.Context, r *connect.Request[v1.EventsReques
 	return stream(ctx, m.OnEvents, r, to)
 }
 
+// Audit implements the service.
+func (m *Manager) Audit(ctx context.Context, r *connect.Request[v1.AuditRequest], to *connect.ServerStream[v1.AuditResponse]) error {
+	return stream(ctx, m.OnAudit, r, to)
+}
+
 // ListGuestConsoles implements the service.
 func (m *Manager) ListGuestConsoles(ctx context.Context, r *connect.Request[v1.ListGuestConsolesRequest]) (*connect.Response[v1.ListGuestConsolesResponse], error) {
 	return answer[v1.ListGuestConsolesRequest, v1.ListGuestConsolesResponse](ctx, m, r)

@@ -33,6 +33,7 @@ type Manager struct {
 
 	OnWatch     func(context.Context, *v1.WatchRequest, func(*v1.WatchResponse) error) error
 	OnRunOutput func(context.Context, *v1.RunOutputRequest, func(*v1.RunOutputResponse) error) error
+	OnAudit     func(context.Context, *v1.AuditRequest, func(*v1.AuditResponse) error) error
 	OnEvents    func(context.Context, *v1.EventsRequest, func(*v1.EventsResponse) error) error
 	OnConsole   func(context.Context, *v1.GuestConsoleRequest, func(*v1.GuestConsoleResponse) error) error
 	OnGetFile   func(context.Context, *v1.ControlGetFileRequest, func(*v1.ControlGetFileResponse) error) error

@@ -226,6 +226,11 @@ func TestDialogues(t *testing.T) {
 			}
 		}
 		return nil
+	}, OnAudit: func(_ context.Context, _ *v1.AuditRequest, send func(*v1.AuditResponse) error) error {
+		return errors.Join(
+			send(&v1.AuditResponse{Entry: &v1.AuditEntry{At: ago(time.Minute), Caller: "user aiko", Uid: "u1", Address: "192.0.2.7:40112", Call: "GuestConsole", Object: "md-0"}}),
+			send(&v1.AuditResponse{Entry: &v1.AuditEntry{At: ago(time.Minute), Address: "192.0.2.66:1024", Call: "ListUsers", LeftOut: 3,
+				Code: "unauthenticated", Error: "a certificate is needed"}}))
 	}}).Start(t)
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {

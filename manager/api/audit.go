@@ -1,0 +1,159 @@
+package api
+
+// audit.go - the audit log: what of the calls is recorded, and how it is read.
+
+import (
+	"context"
+	"errors"
+	"path"
+
+	"watari/manager/auditlog"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// auditor records calls in the audit log.
+type auditor struct{ log *auditlog.Log }
+
+// unrecorded are the procedures that list and show objects. They are recorded only if they are refused. A console's and a run's output,
+// and files, are content: who read them is recorded.
+var unrecorded = map[string]bool{
+	watariv1connect.ControlServiceGetStatusProcedure:         true,
+	watariv1connect.ControlServiceWhoAmIProcedure:            true,
+	watariv1connect.ControlServiceListHostsProcedure:         true,
+	watariv1connect.ControlServiceListImagesProcedure:        true,
+	watariv1connect.ControlServiceListClustersProcedure:      true,
+	watariv1connect.ControlServiceListGuestsProcedure:        true,
+	watariv1connect.ControlServiceListGuestConsolesProcedure: true,
+	watariv1connect.ControlServiceListMigrationsProcedure:    true,
+	watariv1connect.ControlServiceListCheckpointsProcedure:   true,
+	watariv1connect.ControlServiceListVolumesProcedure:       true,
+	watariv1connect.ControlServiceListStorageProcedure:       true,
+	watariv1connect.ControlServiceListRunsProcedure:          true,
+	watariv1connect.ControlServiceListUsersProcedure:         true,
+	watariv1connect.ControlServiceListPoliciesProcedure:      true,
+	watariv1connect.ControlServiceUsageProcedure:             true,
+	watariv1connect.ControlServiceClusterTrafficProcedure:    true,
+	watariv1connect.ControlServiceExplainProcedure:           true,
+	watariv1connect.ControlServiceEventsProcedure:            true,
+	watariv1connect.ControlServiceWatchProcedure:             true,
+}
+
+// record appends a call. message is the request, or an answer that names the object.
+func (a *auditor) record(ctx context.Context, spec connect.Spec, peer connect.Peer, message any, err error) {
+	code := connect.CodeOf(err)
+	refused := err != nil && (code == connect.CodeUnauthenticated || code == connect.CodePermissionDenied)
+	if a.log == nil || unrecorded[spec.Procedure] && !refused {
+		return
+	}
+	c := callerOf(ctx)
+	e := &v1.AuditEntry{At: timestamppb.Now(), Uid: c.uid, Address: peer.Addr, Call: path.Base(spec.Procedure), Object: objectOf(message)}
+	if c.kind != "" {
+		e.Caller = string(c.kind) + " " + c.name
+	}
+	if err != nil {
+		e.Error, e.Code = err.Error(), code.String()
+		if withCode := new(connect.Error); errors.As(err, &withCode) {
+			e.Error = withCode.Message()
+		}
+	}
+	a.log.Record(e)
+}
+
+// objectOf returns the name of what a message is about; empty: it names nothing.
+func objectOf(message any) string {
+	m, _ := message.(proto.Message)
+	if m == nil {
+		return ""
+	}
+	r := m.ProtoReflect()
+	for _, field := range []protoreflect.Name{"name", "guest", "cluster", "run", "migration", "host"} {
+		if f := r.Descriptor().Fields().ByName(field); f != nil && f.Kind() == protoreflect.StringKind && !f.IsList() && r.Get(f).String() != "" {
+			return r.Get(f).String()
+		}
+	}
+	for i := range r.Descriptor().Fields().Len() { // CreateImage and others have the whole object, PutFile a first message
+		f := r.Descriptor().Fields().Get(i)
+		if f.Kind() != protoreflect.MessageKind || f.IsList() || f.IsMap() || !r.Has(f) {
+			continue
+		}
+		switch inner := r.Get(f).Message().Interface().(type) {
+		case *v1.Meta:
+			return inner.Name
+		case interface{ GetMeta() *v1.Meta }:
+			return inner.GetMeta().GetName()
+		}
+	}
+	return ""
+}
+
+// WrapUnary implements connect.Interceptor.
+func (a *auditor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		response, err := next(ctx, r)
+		message := r.Any()
+		if err == nil && objectOf(message) == "" { // whoever logs in says only with which token
+			message = response.Any()
+		}
+		a.record(ctx, r.Spec(), r.Peer(), message, err)
+		return response, err
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (a *auditor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor. A stream is recorded when its first message has come, and again when it fails.
+func (a *auditor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		heard := &firstMessage{StreamingHandlerConn: conn}
+		heard.record = func() { a.record(ctx, conn.Spec(), conn.Peer(), heard.message, nil) }
+		err := next(ctx, heard)
+		if err != nil && connect.CodeOf(err) != connect.CodeCanceled {
+			a.record(ctx, conn.Spec(), conn.Peer(), heard.message, err)
+		}
+		return err
+	}
+}
+
+// firstMessage calls record when the first message has come.
+type firstMessage struct {
+	connect.StreamingHandlerConn
+	message any // the first
+	record  func()
+}
+
+// Receive implements connect.StreamingHandlerConn.
+func (c *firstMessage) Receive(message any) error {
+	err := c.StreamingHandlerConn.Receive(message)
+	if err == nil && c.message == nil {
+		c.message = message
+		c.record()
+	}
+	return err
+}
+
+// Audit returns the last entries of the audit log.
+func (s *Server) Audit(_ context.Context, r *connect.Request[v1.AuditRequest], out *connect.ServerStream[v1.AuditResponse]) error {
+	if s.AuditLog == nil {
+		return fail(connect.CodeFailedPrecondition, "this manager has no audit log")
+	}
+	entries, err := s.AuditLog.Last(int(r.Msg.Last))
+	if err != nil {
+		return connect.NewError(connect.CodeInternal, err)
+	}
+	for _, e := range entries {
+		if err := out.Send(&v1.AuditResponse{Entry: e}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

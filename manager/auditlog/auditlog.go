@@ -1,0 +1,133 @@
+// Package auditlog keeps the manager's audit log: who called what, from where, and what was refused. Calls are appended to a file, a line of
+// JSON each. Unlike the history of events, the log has refused calls and reads, and no call can change or remove a line.
+package auditlog
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/protobuf/encoding/protojson"
+	"gopkg.in/natefinch/lumberjack.v2"
+
+	"watari/internal/printable"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	// A file that has grown to fileSize, MB, is put aside as audit-TIME.log; the last keptFiles of these stay.
+	fileSize  = 16
+	keptFiles = 16
+	// textLimit bounds texts that callers choose, bytes.
+	textLimit = 300
+	// A caller's calls are recorded at most at this rate, after a burst. So nobody can push the others' out of the log.
+	perSecond = 5
+	burst     = 100
+)
+
+// Log is an audit log. It is safe for concurrent use.
+type Log struct {
+	path string
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	file    *lumberjack.Logger
+	callers map[string]*budget // by caller; "" is everybody who is not known
+}
+
+type budget struct {
+	limit   *rate.Limiter
+	leftOut uint32 // entries since the last that was written
+}
+
+// Open opens the audit log in a directory, which is made if it is not there.
+func Open(dir string, log *slog.Logger) (*Log, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open the audit log: %w", err)
+	}
+	path := filepath.Join(dir, "audit.log")
+	return &Log{path: path, log: log, file: &lumberjack.Logger{Filename: path, MaxSize: fileSize, MaxBackups: keptFiles},
+		callers: map[string]*budget{}}, nil
+}
+
+// Close closes the file.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.file.Close()
+}
+
+// Record appends an entry. If that fails, the call goes on, and the program's own log says so.
+func (l *Log) Record(e *v1.AuditEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.callers[e.Caller]
+	if b == nil {
+		b = &budget{limit: rate.NewLimiter(perSecond, burst)}
+		l.callers[e.Caller] = b
+	}
+	if !b.limit.AllowN(e.At.AsTime(), 1) {
+		b.leftOut++
+		return
+	}
+	e.LeftOut = b.leftOut
+	e.Object, e.Error = printable.Line(e.Object, textLimit), printable.Line(e.Error, textLimit)
+	line, err := protojson.Marshal(e)
+	if err == nil {
+		_, err = l.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		l.log.Error("a call is not in the audit log", "call", e.Call, "caller", e.Caller, "error", err)
+		return
+	}
+	b.leftOut = 0
+}
+
+// Last returns the last n entries, the oldest first; 0: all that are kept. Lines that a crash left incomplete are skipped.
+func (l *Log) Last(n int) ([]*v1.AuditEntry, error) {
+	aside, err := filepath.Glob(strings.TrimSuffix(l.path, ".log") + "-*.log")
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(aside) // their names are times
+	var entries []*v1.AuditEntry
+	for _, path := range slices.Backward(append(aside, l.path)) {
+		of, err := read(path)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(of, entries...)
+		if n > 0 && len(entries) >= n {
+			return entries[len(entries)-n:], nil
+		}
+	}
+	return entries, nil
+}
+
+func read(path string) (entries []*v1.AuditEntry, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) { // nothing was recorded, or it was put aside or removed meanwhile
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the audit log: %w", err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		e := &v1.AuditEntry{}
+		if (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(lines.Bytes(), e) == nil {
+			entries = append(entries, e)
+		}
+	}
+	return entries, lines.Err()
+}
