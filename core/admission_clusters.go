@@ -37,6 +37,9 @@ const (
 const (
 	overlayMTU      = 1420
 	overlayOverhead = 80
+	// leastMTU is what a LAN has at least, RFC 8200 section 5. What a host says below that is not believed: it would slow down
+	// everybody's new clusters.
+	leastMTU = 1280
 )
 
 // cpuRule is what names of CPU models look like.
@@ -241,8 +244,8 @@ func (a *Admission) newCluster(name, uid string, spec *v1.ClusterSpec, digest st
 func clusterMTU(s *Objects) uint32 {
 	mtu := uint32(overlayMTU)
 	for _, h := range s.Hosts {
-		if lan := h.GetInfo().GetMtu(); lan > overlayOverhead {
-			mtu = min(mtu, lan-overlayOverhead)
+		if lan := h.GetInfo().GetMtu(); lan > 0 {
+			mtu = min(mtu, max(lan, leastMTU)-overlayOverhead)
 		}
 	}
 	return mtu

@@ -285,3 +285,15 @@ func TestAClusterThatCannotBeMade(t *testing.T) {
 	c, err = a.DeleteCluster("md")
 	refused(t, c, err, NotFound, `there is no cluster "md"`)
 }
+
+func TestAHostsTinyMTUIsNotBelieved(t *testing.T) {
+	for reported, want := range map[uint32]uint32{0: 1420, 9000: 1420, 1500: 1420, 1400: 1320, 1280: 1200, 576: 1200, 81: 1200, 1: 1200} {
+		s := &Objects{Hosts: map[string]*v1.Host{
+			"a1": {Info: &v1.HostInfo{Mtu: 1500}},
+			"x1": {Info: &v1.HostInfo{Mtu: reported}},
+		}}
+		if got := clusterMTU(s); got != want {
+			t.Errorf("beside a host that reports an MTU of %d, guests have %d, not %d", reported, got, want)
+		}
+	}
+}
