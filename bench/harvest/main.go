@@ -286,23 +286,22 @@ func leave(s *system.System, r *result) error {
 		return fmt.Errorf("when the owner logged in: %w", err)
 	}
 	back := time.Unix(0, int64(seconds*1e9))
-	var left time.Time
-	for deadline := time.Now().Add(3 * time.Minute); left.IsZero(); time.Sleep(200 * time.Millisecond) {
+	deadline := time.Now().Add(3 * time.Minute)
+	for away := false; !away; time.Sleep(200 * time.Millisecond) {
 		var list []struct{ Host, State string }
 		if err := s.JSON(&list, "guest", "list", "bh"); err != nil {
 			return err
 		}
-		away := len(list) == guests
+		away = len(list) == guests
 		for _, g := range list {
 			away = away && g.Host == other && strings.HasSuffix(g.State, "_RUNNING")
 		}
-		if away {
-			left = time.Now()
-		} else if time.Now().After(deadline) {
+		if !away && time.Now().After(deadline) {
 			return fmt.Errorf("the guests have not left: %v", list)
 		}
 	}
-	if left, err = arrived(s); err != nil {
+	left, err := arrived(s)
+	if err != nil {
 		return err
 	}
 	r.gone = left.Sub(back).Seconds()
@@ -315,8 +314,8 @@ func leave(s *system.System, r *result) error {
 	return err
 }
 
-// arrived returns when the last guest had moved, by the manager's record. The look at the guests above may be late by 20 s: on the
-// other host's processor, which two emulated guests keep busy, this program was once left without a turn for so long.
+// arrived returns when the last guest had moved, by the manager's record. Asking for the guests until they have moved does not tell
+// that: two emulated guests keep the other host's processor busy, and there the asking command got no turn for 20 s.
 func arrived(s *system.System) (last time.Time, err error) {
 	var moves []struct {
 		Source, State string

@@ -78,16 +78,13 @@ func objectOf(message any) string {
 			return r.Get(f).String()
 		}
 	}
-	for i := range r.Descriptor().Fields().Len() { // CreateImage and others have the whole object, PutFile a first message
+	for i := range r.Descriptor().Fields().Len() { // CreateImage and others have the whole object
 		f := r.Descriptor().Fields().Get(i)
 		if f.Kind() != protoreflect.MessageKind || f.IsList() || f.IsMap() || !r.Has(f) {
 			continue
 		}
-		switch inner := r.Get(f).Message().Interface().(type) {
-		case *v1.Meta:
-			return inner.Name
-		case interface{ GetMeta() *v1.Meta }:
-			return inner.GetMeta().GetName()
+		if object, is := r.Get(f).Message().Interface().(interface{ GetMeta() *v1.Meta }); is {
+			return object.GetMeta().GetName()
 		}
 	}
 	return ""

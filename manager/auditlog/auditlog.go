@@ -42,6 +42,7 @@ type Log struct {
 	mu      sync.Mutex
 	file    *lumberjack.Logger
 	callers map[string]*budget // by caller; "" is everybody who is not known
+	torn    bool               // the file may end in the midst of a line: a crash or a full disk cut it off
 }
 
 type budget struct {
@@ -56,7 +57,7 @@ func Open(dir string, log *slog.Logger) (*Log, error) {
 	}
 	path := filepath.Join(dir, "audit.log")
 	return &Log{path: path, log: log, file: &lumberjack.Logger{Filename: path, MaxSize: fileSize, MaxBackups: keptFiles},
-		callers: map[string]*budget{}}, nil
+		callers: map[string]*budget{}, torn: true}, nil
 }
 
 // Close closes the file.
@@ -83,7 +84,11 @@ func (l *Log) Record(e *v1.AuditEntry) {
 	e.Object, e.Error = printable.Line(e.Object, textLimit), printable.Line(e.Error, textLimit)
 	line, err := protojson.Marshal(e)
 	if err == nil {
+		if l.torn {
+			line = append([]byte("\n"), line...)
+		}
 		_, err = l.file.Write(append(line, '\n'))
+		l.torn = err != nil
 	}
 	if err != nil {
 		l.log.Error("a call is not in the audit log", "call", e.Call, "caller", e.Caller, "error", err)
@@ -92,7 +97,7 @@ func (l *Log) Record(e *v1.AuditEntry) {
 	b.leftOut = 0
 }
 
-// Last returns the last n entries, the oldest first; 0: all that are kept. Lines that a crash left incomplete are skipped.
+// Last returns the last n entries, the oldest first; 0: all that are kept. Lines that are incomplete are skipped.
 func (l *Log) Last(n int) ([]*v1.AuditEntry, error) {
 	aside, err := filepath.Glob(strings.TrimSuffix(l.path, ".log") + "-*.log")
 	if err != nil {

@@ -43,7 +43,7 @@ func TestEntriesOutliveTheManagerAndItsCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintln(f, `{"call": "half a li`) // the manager was killed
+	fmt.Fprint(f, `{"call": "half a li`) // the manager was killed
 	f.Close()
 	l = open(t, dir)
 	l.Record(&v1.AuditEntry{At: timestamppb.Now(), Call: "Join", Object: "x\x1b[2J\n{}", Error: strings.Repeat("no", 1000)})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -64,4 +65,50 @@ func (l List[T]) Command(env *Env) *cobra.Command {
 			return ShowList(env, objects, func(w io.Writer) { l.Table(w, env, objects) })
 		}),
 	}
+}
+
+// Switch is a verb that sets something of one object, and takes it back with --undo. In Doing, Done and Undone, %[1]s stands for the
+// object's name.
+type Switch[T proto.Message] struct {
+	Verb, Kind           string // "drain", "host"
+	Short, Long, Example string
+	Undo                 string // what --undo does, for the help
+	Names                Names  // for completion
+	Set                  func(ctx context.Context, c *client.Client, name string, undo bool) (T, error)
+	Doing                string // for errors: "drain host %[1]s"
+	Done, Undone         string // for people, afterwards
+}
+
+// Command returns the verb as a command.
+func (s Switch[T]) Command(env *Env) *cobra.Command {
+	var undo bool
+	word := strings.ToUpper(s.Kind)
+	command := &cobra.Command{
+		Use:               s.Verb + " " + word,
+		Short:             s.Short,
+		Long:              s.Long,
+		Example:           s.Example,
+		Args:              Args(word),
+		ValidArgsFunction: env.Complete(s.Names),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			name := args[0]
+			if err := CheckName(s.Kind, name); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			object, err := s.Set(ctx, c, name, undo)
+			if err != nil {
+				return fmt.Errorf(s.Doing+": %[2]w", name, err)
+			}
+			if undo {
+				return env.Done(object, s.Undone, name)
+			}
+			return env.Done(object, s.Done, name)
+		}),
+	}
+	command.Flags().BoolVar(&undo, "undo", false, s.Undo)
+	return command
 }

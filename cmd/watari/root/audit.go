@@ -14,7 +14,6 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
-	"watari/cmd/internal/output"
 	"watari/internal/printable"
 )
 
@@ -51,18 +50,7 @@ func newAudit(env *cli.Env) *cobra.Command {
 }
 
 func writeEntry(env *cli.Env, e *v1.AuditEntry) error {
-	switch env.Output {
-	case output.FormatJSON:
-		text, err := output.JSONLine(e)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(env.Out, "%s\n", text)
-		return err
-	case output.FormatYAML:
-		fmt.Fprintln(env.Out, "---")
-	}
-	return env.Show(e, func(w io.Writer) {
+	return showNext(env, e, func(w io.Writer) {
 		mark, text := " ", ""
 		if e.GetError() != "" {
 			mark, text = "!", ": "+e.GetError()

@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
@@ -72,19 +73,24 @@ func events(ctx context.Context, env *cli.Env, c *client.Client, request *v1.Eve
 	return err
 }
 
-func writeEvent(env *cli.Env, e *v1.Event) error {
+// showNext writes a message of which others follow: for programs on a line of its own, or as a document of its own.
+func showNext(env *cli.Env, message proto.Message, text func(w io.Writer)) error {
 	switch env.Output {
 	case output.FormatJSON:
-		text, err := output.JSONLine(e)
+		line, err := output.JSONLine(message)
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(env.Out, "%s\n", text)
+		_, err = fmt.Fprintf(env.Out, "%s\n", line)
 		return err
 	case output.FormatYAML:
 		fmt.Fprintln(env.Out, "---")
 	}
-	return env.Show(e, func(w io.Writer) {
+	return env.Show(message, text)
+}
+
+func writeEvent(env *cli.Env, e *v1.Event) error {
+	return showNext(env, e, func(w io.Writer) {
 		mark := " "
 		switch e.GetSeverity() {
 		case v1.Severity_SEVERITY_WARNING:

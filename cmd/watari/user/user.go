@@ -66,38 +66,6 @@ func limitSize(bytes uint64) string {
 	return output.Size(bytes)
 }
 
-func newDisable(env *cli.Env) *cobra.Command {
-	var undo bool
-	command := &cobra.Command{
-		Use:   "disable USER",
-		Short: "Refuse all calls of a user until --undo",
-		Long: "Disable a user: the manager refuses all of the user's calls at once, ends those that follow something, and voids tokens " +
-			"for logging in. The user's clusters stay, and their runs continue; an administrator can delete them.",
-		Example:           "  watari user disable aiko\n  watari user disable aiko --undo",
-		Args:              cli.Args("USER"),
-		ValidArgsFunction: env.Complete(cli.Users),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			if err := cli.CheckName("user", args[0]); err != nil {
-				return err
-			}
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			response, err := c.DisableUser(ctx, connect.NewRequest(&v1.DisableUserRequest{Name: args[0], Undo: undo}))
-			if err != nil {
-				return fmt.Errorf("disable user %s: %w", args[0], err)
-			}
-			if undo {
-				return env.Done(response.Msg.User, "user %s may call again", args[0])
-			}
-			return env.Done(response.Msg.User, "user %s is disabled; undo it with `watari user disable %s --undo`", args[0], args[0])
-		}),
-	}
-	command.Flags().BoolVar(&undo, "undo", false, "honour the user's certificate again")
-	return command
-}
-
 func newRemove(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove USER",
