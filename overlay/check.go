@@ -46,7 +46,8 @@ func (o *Overlay) check(ctx context.Context) []string {
 			}
 		}
 		if err := o.guardTaps(); err != nil {
-			problems = append(problems, "guests are kept apart by the packet filter alone, and not while another program changes that: "+err.Error())
+			problems = append(problems, fmt.Sprintf("guests are kept apart by the packet filter alone, and not while another program changes that: %v; "+
+				"the agent needs the capability CAP_BPF, and the kernel CONFIG_NET_CLS_BPF (`modprobe cls_bpf`)", err))
 		}
 	}
 	for _, c := range chains {
