@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -29,6 +30,16 @@ type Identity struct {
 	// UID of the host's or user's object. It is in the subject's serial number, not in the URI. So the certificate of a
 	// removed host or user is not valid for a later one of the same name.
 	UID string
+	// Generation of a user's certificates; older ones were revoked.
+	Generation uint32
+}
+
+// serialNumber is the subject's serial number: the UID and, unless it is 0, the generation.
+func (id Identity) serialNumber() string {
+	if id.Generation == 0 {
+		return id.UID
+	}
+	return fmt.Sprintf("%s/%d", id.UID, id.Generation)
 }
 
 // String is the identity's URI.
@@ -49,7 +60,16 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	}
 	u := cert.URIs[0]
 	parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
-	id := Identity{Kind: Kind(u.Host), Name: parts[len(parts)-1], UID: cert.Subject.SerialNumber}
+	id := Identity{Kind: Kind(u.Host), Name: parts[len(parts)-1]}
+	uid, generation, has := strings.Cut(cert.Subject.SerialNumber, "/")
+	id.UID = uid
+	if has {
+		n, err := strconv.ParseUint(generation, 10, 32)
+		if err != nil {
+			return Identity{}, fmt.Errorf("the certificate's serial number %q is not one of Watari's", cert.Subject.SerialNumber)
+		}
+		id.Generation = uint32(n)
+	}
 	want := 1
 	if id.Kind == KindGuest {
 		want, id.Cluster = 2, parts[0]

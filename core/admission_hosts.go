@@ -33,6 +33,8 @@ func (a *Admission) DrainHost(name string, drain bool) (change Change, err error
 		return change, precondition("host %s is being removed", name)
 	case h.Draining == drain:
 		return change, nil
+	case h.Quarantine != nil:
+		return change, precondition("host %s is quarantined; trust it again first, with `watari host quarantine %s --undo`", name, name)
 	}
 	h = proto.CloneOf(h)
 	h.Draining = drain

@@ -94,7 +94,8 @@ func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
 
 // needed reports whether one of other checkpoints builds on this one, or may while it is being made.
 func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
-	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
+	whole, damaged := v1.CheckpointState_CHECKPOINT_STATE_DONE, v1.CheckpointState_CHECKPOINT_STATE_DAMAGED
+	if c.State != whole && c.State != damaged {
 		return false
 	}
 	for other := range others {
@@ -103,6 +104,9 @@ func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
 		}
 		if checkpoint.HoldsMoves(other.State) {
 			return true
+		}
+		if other.State != whole { // what builds on a damaged one is found to be damaged, too
+			continue
 		}
 		for _, m := range checkpoint.Files(other) {
 			if base := m.File.GetBase(); base != "" && fileMember(c, m.GuestUid).GetFile().GetBlob().GetDigest() == base {

@@ -190,6 +190,7 @@ func (c *Core) Decide(w World) Decision {
 	p.paths()
 	p.makeOrders()
 	p.hosts()
+	p.cutOff()
 	p.withdraw()
 	p.relay()
 	p.checkpoints()
@@ -248,6 +249,7 @@ type pass struct {
 	fetching  map[*v1.CheckpointMember][]string // hosts that are to fetch a file
 	between   map[string][]*v1.Relayed          // the pairs between which a host relays, by port
 	pairs     []hostPair                        // hosts that may need a relay, or have one
+	out       *[]string                         // keys of the hosts that were cut off, sorted; nil: not collected yet
 }
 
 // full reports whether the decision has maxChanges changes.

@@ -235,6 +235,15 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	if before.GetInfo() != now.GetInfo() {
 		x.markPeers(name)
 	}
+	if cutOff(before) != cutOff(now) {
+		x.everything = true // all hosts are told its key
+		for g := range x.onHost[name] {
+			x.markNetwork(g.Cluster)
+		}
+		for m := range x.movesAt[name] {
+			x.markNetwork(x.objects.Guests[m.Guest].GetCluster())
+		}
+	}
 	for _, r := range slices.Concat(before.GetRelayed(), now.GetRelayed()) {
 		x.hosts[r.Peer], x.hosts[r.Relay] = true, true
 	}

@@ -43,7 +43,7 @@ func (p *pass) network(cluster string) *clusterNetwork {
 		}
 		m := x.moves[g.Meta.Uid]
 		at := routedTo(g, m)
-		if at != "" {
+		if at != "" && cutOff(p.Hosts[at]) == nil {
 			n.routes = append(n.routes, &v1.GuestRoute{Address: g.Address, Host: at})
 			n.peers[at] = true
 		}
@@ -118,7 +118,7 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 		}
 	}
 	slices.SortFunc(lists, func(a, b []*v1.GuestRoute) int { return byAddress(a[0], b[0]) })
-	w.Relayed, w.Probes = p.between[host], p.Core.probes[host]
+	w.Relayed, w.Probes, w.Expelled = p.between[host], p.Core.probes[host], p.expelled()
 	w.Routes = slices.Concat(lists...)
 	// This takes linear time if the clusters' addresses do not interleave.
 	slices.SortFunc(w.Routes, byAddress)
@@ -133,10 +133,10 @@ type peerHosts struct {
 	near, far *v1.PeerHost // for hosts of its site, and for others
 }
 
-// peerHost returns the description of a host for another; nil: nothing is known of it.
+// peerHost returns the description of a host for another; nil: nothing is known of it, or it was cut off.
 func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	info := p.Hosts[name].GetInfo()
-	if info == nil {
+	if info == nil || cutOff(p.Hosts[name]) != nil {
 		return nil
 	}
 	known := p.index.peers[name]

@@ -5,7 +5,9 @@ package manager
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,6 +22,8 @@ import (
 	"watari/policy"
 
 	v1 "watari/api/watariv1"
+
+	"google.golang.org/protobuf/proto"
 )
 
 // loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca.
@@ -59,11 +63,14 @@ func (m *Manager) ensureAdmin(ctx context.Context) error {
 			return fmt.Errorf("make the first administrator: %w", err)
 		}
 	}
+	if err := m.enableAdmin(ctx, admin); err != nil {
+		return err
+	}
 	url := m.localURL()
 	if m.goodAdminConfig(admin, url) {
 		return nil
 	}
-	pair, err := m.authority.IssueClient(ca.Identity{Kind: ca.KindUser, Name: api.Admin, UID: admin.Meta.Uid})
+	pair, err := m.authority.IssueClient(ca.Identity{Kind: ca.KindUser, Name: api.Admin, UID: admin.Meta.Uid, Generation: admin.Generation})
 	if err != nil {
 		return fmt.Errorf("make the first administrator's certificate: %w", err)
 	}
@@ -74,6 +81,30 @@ func (m *Manager) ensureAdmin(ctx context.Context) error {
 		return fmt.Errorf("write the administrator's client config: %w", err)
 	}
 	return writeFile(m.AdminConfig, append(text, '\n'), 0o600)
+}
+
+// enableFile, in the manager's state folder, asks for the first administrator to be enabled.
+const enableFile = "enable-admin"
+
+// EnableAdmin asks the manager with this state folder to honour the first administrator again: whoever is root of its machine has the
+// last word.
+func EnableAdmin(state string) error { return writeFile(filepath.Join(state, enableFile), nil, 0o600) }
+
+// enableAdmin does what EnableAdmin asked for.
+func (m *Manager) enableAdmin(ctx context.Context, admin *v1.User) error {
+	asked := filepath.Join(m.State, enableFile)
+	if _, err := os.Stat(asked); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if admin.Disabled != nil {
+		admin = proto.CloneOf(admin)
+		admin.Disabled = nil
+		told := &v1.Event{Severity: v1.Severity_SEVERITY_WARNING, Kind: "user", Name: api.Admin, Message: "enabled from the manager's machine"}
+		if err := m.store.Txn(ctx, store.Update(admin), store.Record(told)); err != nil {
+			return fmt.Errorf("enable the first administrator: %w", err)
+		}
+	}
+	return os.Remove(asked)
 }
 
 // goodAdminConfig reports whether the administrator's client config is valid for this manager.
@@ -91,7 +122,7 @@ func (m *Manager) goodAdminConfig(admin *v1.User, url string) bool {
 		return false
 	}
 	id, err := ca.IdentityOf(cert)
-	return err == nil && id.UID == admin.Meta.Uid && !ca.RenewalDue([]byte(c.Certificate), time.Now())
+	return err == nil && id.UID == admin.Meta.Uid && id.Generation == admin.Generation && !ca.RenewalDue([]byte(c.Certificate), time.Now())
 }
 
 // localURL returns the URL by which programs on this machine reach the manager.

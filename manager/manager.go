@@ -191,6 +191,7 @@ func (m *Manager) open(ctx context.Context) error {
 		},
 	})
 	m.sessions = session.New(m.api.AcceptHost, m.Log)
+	m.sessions.Told = m.api.RecordSession
 	m.api.Sessions = m.sessions
 	m.history = history.New()
 	if err := m.history.Load(m.historyFile()); err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"watari/ca"
 	"watari/hostlink"
@@ -20,6 +21,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 func TestClusterFromNothing(t *testing.T) {
@@ -158,6 +160,12 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	if err != nil || resp.Msg.Name != "a1" || bytes.Equal(resp.Msg.Certificate, pair.Certificate) {
 		t.Fatal(resp, err)
 	}
+	_, another, err := ca.NewKeyAndCSR()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(bounded(t), connect.NewRequest(&v1.JoinRequest{Request: another}))
+	wantCode(t, err, connect.CodePermissionDenied, "for its own key alone")
 	r.dial("a1", ca.KeyPair{Certificate: resp.Msg.Certificate, Key: pair.Key})
 	if _, err := r.admin.RemoveHost(bounded(t), connect.NewRequest(&v1.RemoveHostRequest{Name: "a1"})); err != nil {
 		t.Fatal(err)
@@ -254,6 +262,114 @@ func TestClustersMadeAtOnceShareNothing(t *testing.T) {
 	}
 }
 
+func TestAQuarantinedHostIsOut(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.host("a2")
+	pair, _, err := r.join(r.hostToken(), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.dial("a1", pair)
+	quarantine := func(undo bool) *v1.Host {
+		t.Helper()
+		got, err := r.admin.QuarantineHost(ctx, connect.NewRequest(&v1.QuarantineHostRequest{Name: "a1", Grace: durationpb.New(time.Hour), Undo: undo}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Msg.Host
+	}
+	ann, _ := r.user("ann", nil)
+	_, err = ann.QuarantineHost(ctx, connect.NewRequest(&v1.QuarantineHostRequest{Name: "a1"}))
+	wantCode(t, err, connect.CodePermissionDenied, "administrator")
+	quarantine(false)
+	state := func() v1.HostState {
+		hosts, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: "a1"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hosts.Msg.Hosts[0].State
+	}
+	r.await("it has no guests, so it is cut off at once", func() bool { return state() == v1.HostState_HOST_STATE_QUARANTINED })
+	r.await("its session ends", func() bool {
+		_, _, connected := r.deps.Load().Sessions.Observed("a1")
+		return !connected
+	})
+	request, err := ca.NewCSR(pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	wantCode(t, err, connect.CodeUnauthenticated, "quarantined")
+	resp, err := r.client(pair).Get(r.url + "/blobs/sha256:" + hexOf("kernel"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a blob: %s", resp.Status)
+	}
+	if h := quarantine(true); h.Quarantine != nil || !h.Draining {
+		t.Errorf("after the undo: %v", h)
+	}
+	r.await("it is let in again", func() bool { return state() == v1.HostState_HOST_STATE_DRAINED })
+}
+
+func TestRevokedCertificatesAreVoid(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	ann, annHTTP := r.user("ann", nil)
+	revoke := func(by watariv1connect.ControlServiceClient, name string) error {
+		_, err := by.RevokeUser(ctx, connect.NewRequest(&v1.RevokeUserRequest{Name: name}))
+		return err
+	}
+	wantCode(t, revoke(ann, "admin"), connect.CodePermissionDenied, "administrator")
+	wantCode(t, revoke(r.admin, "admin"), connect.CodeFailedPrecondition, "somebody has to be left")
+	wantCode(t, revoke(r.admin, "nobody"), connect.CodeNotFound)
+	early, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	following, err := ann.Events(ctx, connect.NewRequest(&v1.EventsRequest{Follow: true}))
+	if err != nil || !following.Receive() {
+		t.Fatal(err)
+	}
+	if err := revoke(r.admin, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	for following.Receive() {
+	}
+	wantCode(t, following.Err(), connect.CodeUnauthenticated, "revoked")
+	_, err = watariv1connect.NewJoinServiceClient(annHTTP, r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated, "revoked")
+	_, _, err = r.join(early.Msg.Token, "")
+	wantCode(t, err, connect.CodePermissionDenied)
+	again, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, _, err := r.join(again.Msg.Token, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	anew := watariv1connect.NewControlServiceClient(r.client(pair), r.url)
+	if _, err := anew.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil {
+		t.Errorf("with the new certificate: %v", err)
+	}
+	request, err := ca.NewCSR(pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewed, err := watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	anew = watariv1connect.NewControlServiceClient(r.client(ca.KeyPair{Certificate: renewed.Msg.Certificate, Key: pair.Key}), r.url)
+	if _, err := anew.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil {
+		t.Errorf("with the renewed certificate: %v", err)
+	}
+	_, err = ann.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated, "revoked")
+}
+
 func TestADisabledUserIsOut(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.image("mpi")
@@ -328,6 +444,14 @@ func TestADisabledUserIsOut(t *testing.T) {
 	}
 	wantCode(t, disable(r.admin, "admin", true), connect.CodeUnauthenticated, "disabled")
 	wantCode(t, disable(r.admin, "ops", false), connect.CodeUnauthenticated, "disabled")
+	// Root of the manager's machine has the last word.
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := EnableAdmin(filepath.Join(r.dir, "manager")); err != nil {
+		t.Fatal(err)
+	}
+	start(t, r.dir) // it waits until admin is answered
 }
 
 func TestImagesArePrivateUnlessPublished(t *testing.T) {

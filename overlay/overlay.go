@@ -121,6 +121,7 @@ type Overlay struct {
 	left         map[wgtypes.Key]time.Time      // since when peers that are still there are not wanted
 	made         map[wgtypes.Key]time.Time      // when peers were made
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
+	expelled     map[wgtypes.Key]bool           // of the last NetworkWanted
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
 	addressed    bool                           // the device has this host's own address, as far as that is possible
@@ -298,7 +299,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
 	o.setRelay(&p, wanted)
 	o.recordLeftOut(p.errs)
-	o.wanted, o.peers = p.clusters, p.peers
+	o.wanted, o.peers, o.expelled = p.clusters, p.peers, p.expelled
 	var errs []error
 	if err := o.filterClusters(ctx); err != nil {
 		errs = append(errs, err)

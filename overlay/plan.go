@@ -59,6 +59,7 @@ type plan struct {
 	routes   map[netip.Prefix]route
 	peers    map[wgtypes.Key]*peer
 	clusters map[netip.Prefix]bool
+	expelled map[wgtypes.Key]bool
 	errs     []error // parts of NetworkWanted that make no sense and were left out
 }
 
@@ -83,8 +84,13 @@ func hostAddress(key wgtypes.Key) netip.Addr {
 // makePlan computes the routes and peers of the host self, whose LAN address is address, from the manager's
 // NetworkWanted.
 func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local []Guest) plan {
-	p := plan{routes: map[netip.Prefix]route{}, peers: map[wgtypes.Key]*peer{}, clusters: map[netip.Prefix]bool{}}
+	p := plan{routes: map[netip.Prefix]route{}, peers: map[wgtypes.Key]*peer{}, clusters: map[netip.Prefix]bool{}, expelled: map[wgtypes.Key]bool{}}
 	hops := p.addPeers(address, wanted.GetPeers())
+	for _, text := range wanted.GetExpelled() {
+		if key, err := wgtypes.ParseKey(text); err == nil { // otherwise no peer can have it
+			p.expelled[key] = true
+		}
+	}
 	// A cluster's addresses that no guest has (yet) are dropped here, so that their packets do not follow the default
 	// route. They are not answered with "unreachable": that would end a connection attempt that could succeed on a
 	// retry.
@@ -267,8 +273,8 @@ var nobody = wgtypes.Key(sha256.Sum256([]byte("watari: nobody")))
 // left says since when peers are not wanted. Such a peer has no address any more, so nothing passes, but it stays as long
 // as WireGuard keeps a session. It often comes back at once, for example when all guests of a cluster go back to a
 // checkpoint. Two hosts that make each other anew at the same time begin two handshakes, which may both fail, and fail
-// again five seconds later.
-func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, left map[wgtypes.Key]time.Time, now time.Time) (grow, shrink []peerChange) {
+// again five seconds later. A peer that is expelled does not stay.
+func diffPeers(wanted map[wgtypes.Key]*peer, expelled map[wgtypes.Key]bool, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, left map[wgtypes.Key]time.Time, now time.Time) (grow, shrink []peerChange) {
 	owner := map[netip.Prefix]bool{}
 	for _, w := range wanted {
 		for prefix := range w.allowed {
@@ -295,7 +301,7 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 	ownerless := map[netip.Prefix]bool{}
 	for key, have := range actual {
 		if _, ok := wanted[key]; !ok {
-			if now.Sub(left[key]) > silence {
+			if now.Sub(left[key]) > silence || expelled[key] {
 				shrink = append(shrink, peerChange{key: key, remove: true})
 				continue
 			}

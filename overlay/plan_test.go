@@ -222,14 +222,14 @@ func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
 		now := time.Unix(1e9, 0)
 		before, after := drawPlan(t), drawPlan(t)
 		d := table{}
-		grow, shrink := diffPeers(before.peers, nil, nil, nil, now)
+		grow, shrink := diffPeers(before.peers, nil, nil, nil, nil, now)
 		d.apply(append(grow, shrink...))
 		had := map[netip.Prefix]wgtypes.Key{}
 		for i := range 12 {
 			prefix := netip.PrefixFrom(address(i), 32)
 			had[prefix] = d.owner(prefix)
 		}
-		grow, shrink = diffPeers(after.peers, d, nil, nil, now)
+		grow, shrink = diffPeers(after.peers, nil, d, nil, nil, now)
 		d.apply(grow)
 		// The routes change between the two steps: an address must have an owner on its path before the change and on
 		// its path after it.
@@ -254,7 +254,7 @@ func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
 		d.apply(shrink, func() { check("while shrinking") })
 		check("after shrinking")
 		checkDevice(t, d, after.peers)
-		if grow, shrink = diffPeers(after.peers, d, endpoints(after), nil, now); len(grow)+len(shrink) > 0 {
+		if grow, shrink = diffPeers(after.peers, nil, d, endpoints(after), nil, now); len(grow)+len(shrink) > 0 {
 			t.Fatalf("the same once more is not nothing: %v %v", grow, shrink)
 		}
 	})
@@ -267,7 +267,7 @@ func TestAPeerThatComesBackSoonHasKeptItsSession(t *testing.T) {
 		d, left := table{}, map[wgtypes.Key]time.Time{}
 		step := func(p plan, set plan) {
 			noteLeft(left, p.peers, d, now)
-			grow, shrink := diffPeers(p.peers, d, endpoints(set), left, now)
+			grow, shrink := diffPeers(p.peers, nil, d, endpoints(set), left, now)
 			d.apply(append(grow, shrink...))
 			for _, c := range append(grow, shrink...) {
 				if _, was := before.peers[c.key]; was && (c.remove || c.renew) {
@@ -288,7 +288,7 @@ func TestAPeerThatComesBackSoonHasKeptItsSession(t *testing.T) {
 		// The others are removed later.
 		now = now.Add(silence + time.Second)
 		noteLeft(left, after.peers, d, now)
-		grow, shrink := diffPeers(after.peers, d, endpoints(after), left, now)
+		grow, shrink := diffPeers(after.peers, nil, d, endpoints(after), left, now)
 		d.apply(append(grow, shrink...))
 		checkDevice(t, d, after.peers)
 	})
@@ -307,7 +307,7 @@ func TestOneOfTwoHostsBegins(t *testing.T) {
 	step := func(own, other wgtypes.Key, d table, made map[wgtypes.Key]time.Time, set map[wgtypes.Key]netip.AddrPort) (held time.Duration) {
 		w := wanted(other)
 		held = hold(own, w, d, set, made, now)
-		grow, shrink := diffPeers(w, d, set, nil, now)
+		grow, shrink := diffPeers(w, nil, d, set, nil, now)
 		d.apply(append(grow, shrink...))
 		if sends := d[other].keepalive != 0; sends == (held > 0) {
 			t.Fatalf("held for %v, and keepalives are sent: %v", held, sends)
@@ -466,7 +466,7 @@ func TestAPeerIsMadeAnewWhenItsRelayChanges(t *testing.T) {
 		w := c.wanted
 		w.watched, w.keepalive = true, watchedKeepalive
 		actual := actualPeer{endpoint: c.have, keepalive: watchedKeepalive, handshake: now}
-		grow, _ := diffPeers(map[wgtypes.Key]*peer{key("b1"): &w}, map[wgtypes.Key]actualPeer{key("b1"): actual}, map[wgtypes.Key]netip.AddrPort{key("b1"): c.set}, nil, now)
+		grow, _ := diffPeers(map[wgtypes.Key]*peer{key("b1"): &w}, nil, map[wgtypes.Key]actualPeer{key("b1"): actual}, map[wgtypes.Key]netip.AddrPort{key("b1"): c.set}, nil, now)
 		if renewed := len(grow) == 1 && grow[0].renew && grow[0].endpoint == w.endpoint; renewed != c.renewed || !renewed && len(grow) > 0 {
 			t.Errorf("%s: %+v", c.name, grow)
 		}
@@ -503,4 +503,15 @@ func TestASilentPathIsSaidToBe(t *testing.T) {
 	is(v1.PathState_PATH_STATE_SILENT)
 	h = heard{} // a new agent
 	is(v1.PathState_PATH_STATE_ANSWERS)
+}
+
+func TestAnExpelledPeerDoesNotStay(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for _, expelled := range []map[wgtypes.Key]bool{nil, {key("b1"): true}} {
+		d := map[wgtypes.Key]actualPeer{key("b1"): {handshake: now}}
+		_, shrink := diffPeers(nil, expelled, d, nil, map[wgtypes.Key]time.Time{key("b1"): now}, now)
+		if removed := len(shrink) == 1 && shrink[0].remove; removed != (expelled != nil) {
+			t.Errorf("expelled %v: %+v", expelled, shrink)
+		}
+	}
 }

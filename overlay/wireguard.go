@@ -80,7 +80,7 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 	if first := hold(o.key.PublicKey(), wanted, actual, o.endpoints, o.made, now); first > 0 {
 		time.AfterFunc(first, o.begin)
 	}
-	grow, shrink := diffPeers(wanted, actual, o.endpoints, o.left, now)
+	grow, shrink := diffPeers(wanted, o.expelled, actual, o.endpoints, o.left, now)
 	if err := o.configurePeers(grow); err != nil {
 		return nil, err
 	}

@@ -65,6 +65,10 @@ func (h *host) dial() {
 		again()
 		return
 	}
+	if m.objects().Hosts[h.name].Quarantine.GetCutOff() != nil {
+		again()
+		return
+	}
 	if old := m.hosts[h.name]; old != nil {
 		old.cut("the agent dials anew")
 	}

@@ -104,6 +104,11 @@ func (m *manager) pass() {
 	if m.stale != nil {
 		objects = m.stale
 	}
+	for _, host := range slices.Sorted(maps.Keys(m.hosts)) {
+		if objects.Hosts[host].GetQuarantine().GetCutOff() != nil {
+			m.hosts[host].cut("it was cut off")
+		}
+	}
 	reports := core.Capture(objects, m)
 	if m.held(objects, reports) {
 		return

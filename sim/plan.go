@@ -31,7 +31,7 @@ var kinds = []struct {
 	kind   string
 	weight int
 }{
-	{"create", 8}, {"delete", 3}, {"resize", 6}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
+	{"create", 8}, {"delete", 3}, {"resize", 6}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3}, {"quarantine", 2},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
@@ -39,12 +39,12 @@ var kinds = []struct {
 }
 
 // requests are the kinds of steps that users ask a manager for.
-var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true,
+var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true, "quarantine": true,
 	"checkpoint": true, "restore": true}
 
 // away are the kinds by which a host cannot be reached.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
-	"vouch wrongly"}
+	"vouch wrongly", "quarantine"}
 
 // ballast is how many vital writes a full disk takes.
 const ballast = 3
@@ -118,6 +118,10 @@ func (s *Sim) perform(step Step) {
 		s.admit(func(a *core.Admission) (core.Change, error) { return a.DrainHost(step.On, true) })
 	case "undrain":
 		s.undrain(step.On)
+	case "quarantine":
+		grace := step.For / 2 * time.Duration(step.Pick%2) // or at once
+		s.admit(func(a *core.Admission) (core.Change, error) { return a.QuarantineHost(step.On, grace, false) })
+		later(func() { s.undrain(step.On) })
 	case "owner comes back":
 		h.comeBack(step.For)
 	case "alter files":
@@ -401,7 +405,9 @@ func (s *Sim) startGuest(pick int) {
 	}
 }
 
+// undrain trusts a host, if it was quarantined, and lets it take guests again.
 func (s *Sim) undrain(name string) {
+	s.admit(func(a *core.Admission) (core.Change, error) { return a.QuarantineHost(name, 0, true) })
 	s.admit(func(a *core.Admission) (core.Change, error) { return a.DrainHost(name, false) })
 }
 

@@ -186,6 +186,7 @@ type meta struct {
 type guest struct {
 	Meta    meta
 	Host    string
+	Address string
 	Epoch   string
 	State   string
 	Message string

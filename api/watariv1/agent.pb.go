@@ -1768,14 +1768,16 @@ func (x *ClusterNetwork) GetHomeServer() string {
 
 // NetworkWanted is the whole of a host's part of the overlay.
 type NetworkWanted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // grows with every change
-	Routes        []*GuestRoute          `protobuf:"bytes,2,rep,name=routes,proto3" json:"routes,omitempty"`
-	Peers         []*PeerHost            `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
-	Clusters      []*ClusterNetwork      `protobuf:"bytes,4,rep,name=clusters,proto3" json:"clusters,omitempty"`
-	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	Relayed       []*Relayed             `protobuf:"bytes,6,rep,name=relayed,proto3" json:"relayed,omitempty"` // by port
-	Probes        []*Probe               `protobuf:"bytes,7,rep,name=probes,proto3" json:"probes,omitempty"`   // by host
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // grows with every change
+	Routes     []*GuestRoute          `protobuf:"bytes,2,rep,name=routes,proto3" json:"routes,omitempty"`
+	Peers      []*PeerHost            `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
+	Clusters   []*ClusterNetwork      `protobuf:"bytes,4,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	Mtu        uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Relayed    []*Relayed             `protobuf:"bytes,6,rep,name=relayed,proto3" json:"relayed,omitempty"` // by port
+	Probes     []*Probe               `protobuf:"bytes,7,rep,name=probes,proto3" json:"probes,omitempty"`   // by host
+	// expelled: WireGuard keys of hosts that were cut off, sorted. Sessions with them end at once.
+	Expelled      []string `protobuf:"bytes,8,rep,name=expelled,proto3" json:"expelled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1855,6 +1857,13 @@ func (x *NetworkWanted) GetRelayed() []*Relayed {
 func (x *NetworkWanted) GetProbes() []*Probe {
 	if x != nil {
 		return x.Probes
+	}
+	return nil
+}
+
+func (x *NetworkWanted) GetExpelled() []string {
+	if x != nil {
+		return x.Expelled
 	}
 	return nil
 }
@@ -3279,7 +3288,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12%\n" +
 	"\x05peers\x18\x03 \x03(\v2\x0f.watari.v1.PeerR\x05peers\x12\x1f\n" +
 	"\vhome_server\x18\x04 \x01(\tR\n" +
-	"homeServer\"\xaa\x02\n" +
+	"homeServer\"\xc6\x02\n" +
 	"\rNetworkWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3289,7 +3298,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\bclusters\x18\x04 \x03(\v2\x19.watari.v1.ClusterNetworkR\bclusters\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12,\n" +
 	"\arelayed\x18\x06 \x03(\v2\x12.watari.v1.RelayedR\arelayed\x12(\n" +
-	"\x06probes\x18\a \x03(\v2\x10.watari.v1.ProbeR\x06probes\"J\n" +
+	"\x06probes\x18\a \x03(\v2\x10.watari.v1.ProbeR\x06probes\x12\x1a\n" +
+	"\bexpelled\x18\b \x03(\tR\bexpelled\"J\n" +
 	"\bBlobPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x18\n" +

@@ -613,6 +613,111 @@ func (x *DrainHostResponse) GetHost() *Host {
 	return nil
 }
 
+type QuarantineHostRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// grace: how long its guests may take to leave before it is cut off; 0: it is cut off at once. It can be made shorter later, not longer.
+	Grace         *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
+	Undo          bool                 `protobuf:"varint,3,opt,name=undo,proto3" json:"undo,omitempty"` // trust it again; it stays drained
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuarantineHostRequest) Reset() {
+	*x = QuarantineHostRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuarantineHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuarantineHostRequest) ProtoMessage() {}
+
+func (x *QuarantineHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuarantineHostRequest.ProtoReflect.Descriptor instead.
+func (*QuarantineHostRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *QuarantineHostRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *QuarantineHostRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+func (x *QuarantineHostRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type QuarantineHostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Host                  `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuarantineHostResponse) Reset() {
+	*x = QuarantineHostResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuarantineHostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuarantineHostResponse) ProtoMessage() {}
+
+func (x *QuarantineHostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuarantineHostResponse.ProtoReflect.Descriptor instead.
+func (*QuarantineHostResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *QuarantineHostResponse) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
 type RemoveHostRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -624,7 +729,7 @@ type RemoveHostRequest struct {
 
 func (x *RemoveHostRequest) Reset() {
 	*x = RemoveHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +741,7 @@ func (x *RemoveHostRequest) String() string {
 func (*RemoveHostRequest) ProtoMessage() {}
 
 func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +754,7 @@ func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
 func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RemoveHostRequest) GetName() string {
@@ -674,7 +779,7 @@ type RemoveHostResponse struct {
 
 func (x *RemoveHostResponse) Reset() {
 	*x = RemoveHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +791,7 @@ func (x *RemoveHostResponse) String() string {
 func (*RemoveHostResponse) ProtoMessage() {}
 
 func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +804,7 @@ func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostResponse.ProtoReflect.Descriptor instead.
 func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 type TrustHostRequest struct {
@@ -712,7 +817,7 @@ type TrustHostRequest struct {
 
 func (x *TrustHostRequest) Reset() {
 	*x = TrustHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -724,7 +829,7 @@ func (x *TrustHostRequest) String() string {
 func (*TrustHostRequest) ProtoMessage() {}
 
 func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -737,7 +842,7 @@ func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostRequest.ProtoReflect.Descriptor instead.
 func (*TrustHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TrustHostRequest) GetName() string {
@@ -763,7 +868,7 @@ type TrustHostResponse struct {
 
 func (x *TrustHostResponse) Reset() {
 	*x = TrustHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +880,7 @@ func (x *TrustHostResponse) String() string {
 func (*TrustHostResponse) ProtoMessage() {}
 
 func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +893,7 @@ func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostResponse.ProtoReflect.Descriptor instead.
 func (*TrustHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TrustHostResponse) GetHost() *Host {
@@ -808,7 +913,7 @@ type CreateImageRequest struct {
 
 func (x *CreateImageRequest) Reset() {
 	*x = CreateImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +925,7 @@ func (x *CreateImageRequest) String() string {
 func (*CreateImageRequest) ProtoMessage() {}
 
 func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +938,7 @@ func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageRequest.ProtoReflect.Descriptor instead.
 func (*CreateImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateImageRequest) GetImage() *Image {
@@ -860,7 +965,7 @@ type CreateImageResponse struct {
 
 func (x *CreateImageResponse) Reset() {
 	*x = CreateImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +977,7 @@ func (x *CreateImageResponse) String() string {
 func (*CreateImageResponse) ProtoMessage() {}
 
 func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +990,7 @@ func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageResponse.ProtoReflect.Descriptor instead.
 func (*CreateImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateImageResponse) GetImage() *Image {
@@ -911,7 +1016,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1028,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1041,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListImagesRequest) GetName() string {
@@ -955,7 +1060,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1072,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1085,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1000,7 +1105,7 @@ type PublishImageRequest struct {
 
 func (x *PublishImageRequest) Reset() {
 	*x = PublishImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1117,7 @@ func (x *PublishImageRequest) String() string {
 func (*PublishImageRequest) ProtoMessage() {}
 
 func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1130,7 @@ func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageRequest.ProtoReflect.Descriptor instead.
 func (*PublishImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PublishImageRequest) GetName() string {
@@ -1051,7 +1156,7 @@ type PublishImageResponse struct {
 
 func (x *PublishImageResponse) Reset() {
 	*x = PublishImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1168,7 @@ func (x *PublishImageResponse) String() string {
 func (*PublishImageResponse) ProtoMessage() {}
 
 func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1181,7 @@ func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageResponse.ProtoReflect.Descriptor instead.
 func (*PublishImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PublishImageResponse) GetImage() *Image {
@@ -1095,7 +1200,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1212,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1225,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -1138,7 +1243,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1255,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1268,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 type CreateClusterRequest struct {
@@ -1176,7 +1281,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1293,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1306,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -1228,7 +1333,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1345,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1358,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -1279,7 +1384,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1396,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1409,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -1323,7 +1428,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1440,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1453,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -1368,7 +1473,7 @@ type ResizeClusterRequest struct {
 
 func (x *ResizeClusterRequest) Reset() {
 	*x = ResizeClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1485,7 @@ func (x *ResizeClusterRequest) String() string {
 func (*ResizeClusterRequest) ProtoMessage() {}
 
 func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1498,7 @@ func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
 func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResizeClusterRequest) GetName() string {
@@ -1421,7 +1526,7 @@ type ResizeClusterResponse struct {
 
 func (x *ResizeClusterResponse) Reset() {
 	*x = ResizeClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1538,7 @@ func (x *ResizeClusterResponse) String() string {
 func (*ResizeClusterResponse) ProtoMessage() {}
 
 func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1551,7 @@ func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
 func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResizeClusterResponse) GetCluster() *Cluster {
@@ -1479,7 +1584,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1596,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1609,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1522,7 +1627,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1639,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1652,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 type CreateVolumeRequest struct {
@@ -1562,7 +1667,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1679,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1692,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1628,7 +1733,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1745,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1758,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1679,7 +1784,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1796,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1809,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListVolumesRequest) GetName() string {
@@ -1723,7 +1828,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1840,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1853,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1767,7 +1872,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1884,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1897,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteVolumeRequest) GetName() string {
@@ -1810,7 +1915,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1927,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1940,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 type AllowStorageRequest struct {
@@ -1847,7 +1952,7 @@ type AllowStorageRequest struct {
 
 func (x *AllowStorageRequest) Reset() {
 	*x = AllowStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +1964,7 @@ func (x *AllowStorageRequest) String() string {
 func (*AllowStorageRequest) ProtoMessage() {}
 
 func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +1977,7 @@ func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
 func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AllowStorageRequest) GetStorage() *Storage {
@@ -1892,7 +1997,7 @@ type AllowStorageResponse struct {
 
 func (x *AllowStorageResponse) Reset() {
 	*x = AllowStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2009,7 @@ func (x *AllowStorageResponse) String() string {
 func (*AllowStorageResponse) ProtoMessage() {}
 
 func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2022,7 @@ func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
 func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AllowStorageResponse) GetStorage() *Storage {
@@ -1942,7 +2047,7 @@ type ListStorageRequest struct {
 
 func (x *ListStorageRequest) Reset() {
 	*x = ListStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1954,7 +2059,7 @@ func (x *ListStorageRequest) String() string {
 func (*ListStorageRequest) ProtoMessage() {}
 
 func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1967,7 +2072,7 @@ func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 type ListStorageResponse struct {
@@ -1979,7 +2084,7 @@ type ListStorageResponse struct {
 
 func (x *ListStorageResponse) Reset() {
 	*x = ListStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2096,7 @@ func (x *ListStorageResponse) String() string {
 func (*ListStorageResponse) ProtoMessage() {}
 
 func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2109,7 @@ func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListStorageResponse) GetStorage() []*Storage {
@@ -2024,7 +2129,7 @@ type ForbidStorageRequest struct {
 
 func (x *ForbidStorageRequest) Reset() {
 	*x = ForbidStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2141,7 @@ func (x *ForbidStorageRequest) String() string {
 func (*ForbidStorageRequest) ProtoMessage() {}
 
 func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2154,7 @@ func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
 func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForbidStorageRequest) GetName() string {
@@ -2074,7 +2179,7 @@ type ForbidStorageResponse struct {
 
 func (x *ForbidStorageResponse) Reset() {
 	*x = ForbidStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2191,7 @@ func (x *ForbidStorageResponse) String() string {
 func (*ForbidStorageResponse) ProtoMessage() {}
 
 func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2204,7 @@ func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
 func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 type CreateCheckpointRequest struct {
@@ -2113,7 +2218,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2230,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2243,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -2172,7 +2277,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2289,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2302,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2225,7 +2330,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2342,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2355,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -2283,7 +2388,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2400,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2413,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -2327,7 +2432,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2444,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2457,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2370,7 +2475,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2487,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2500,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2408,7 +2513,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2525,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2538,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2459,7 +2564,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2576,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2589,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2505,7 +2610,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2517,7 +2622,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2530,7 +2635,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2564,7 +2669,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2681,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2694,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -2615,7 +2720,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2732,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2745,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -2659,7 +2764,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2776,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2789,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2705,7 +2810,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2822,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2835,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -2764,7 +2869,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2881,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2894,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -2816,7 +2921,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2933,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2946,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -2867,7 +2972,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +2984,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +2997,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -2911,7 +3016,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3028,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3041,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -2955,7 +3060,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3072,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3085,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -2999,7 +3104,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3011,7 +3116,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3024,7 +3129,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -3043,7 +3148,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3055,7 +3160,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3068,7 +3173,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -3090,7 +3195,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3207,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3220,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -3156,7 +3261,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3273,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3286,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -3207,7 +3312,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3324,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3337,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -3252,7 +3357,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3369,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3382,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3306,7 +3411,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3423,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3436,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3371,7 +3476,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3488,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3501,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3417,7 +3522,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3429,7 +3534,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3442,7 +3547,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3475,7 +3580,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +3592,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +3605,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3522,7 +3627,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3639,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3652,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -3587,7 +3692,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3704,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3717,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -3634,7 +3739,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3646,7 +3751,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3659,7 +3764,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -3700,7 +3805,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3712,7 +3817,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3725,7 +3830,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -3751,7 +3856,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3763,7 +3868,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3776,7 +3881,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -3795,7 +3900,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +3912,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +3925,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -3841,7 +3946,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +3958,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +3971,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -3899,7 +4004,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4016,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4029,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -3947,7 +4052,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4064,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4077,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -4005,7 +4110,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4122,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4135,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -4049,7 +4154,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4166,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4179,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -4093,7 +4198,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4210,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4223,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -4138,7 +4243,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4255,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4268,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -4189,7 +4294,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4306,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4319,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -4236,7 +4341,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4353,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4366,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -4287,7 +4392,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4404,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4417,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -4334,7 +4439,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4451,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4464,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4405,7 +4510,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4417,7 +4522,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4430,7 +4535,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4478,7 +4583,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4595,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4608,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4530,7 +4635,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4542,7 +4647,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4555,7 +4660,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4583,7 +4688,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +4700,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +4713,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -4642,7 +4747,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4654,7 +4759,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4667,7 +4772,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -4692,7 +4797,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4809,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4822,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 type ListUsersResponse struct {
@@ -4729,7 +4834,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +4846,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +4859,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -4774,7 +4879,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +4891,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +4904,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -4825,7 +4930,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4837,7 +4942,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4850,10 +4955,98 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
+type RevokeUserRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeUserRequest) Reset() {
+	*x = RevokeUserRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeUserRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeUserRequest) ProtoMessage() {}
+
+func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
+func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *RevokeUserRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RevokeUserResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          *User                  `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeUserResponse) Reset() {
+	*x = RevokeUserResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeUserResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeUserResponse) ProtoMessage() {}
+
+func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
+func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+}
+
+func (x *RevokeUserResponse) GetUser() *User {
 	if x != nil {
 		return x.User
 	}
@@ -4869,7 +5062,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +5074,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +5087,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -4912,7 +5105,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4924,7 +5117,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4937,7 +5130,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 type SetQuotaRequest struct {
@@ -4950,7 +5143,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4962,7 +5155,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4975,7 +5168,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5001,7 +5194,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5013,7 +5206,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5026,7 +5219,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5047,7 +5240,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5059,7 +5252,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5072,7 +5265,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5108,7 +5301,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5120,7 +5313,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5133,7 +5326,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5161,7 +5354,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5366,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5379,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5219,7 +5412,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5424,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5437,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5264,7 +5457,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +5469,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +5482,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5324,7 +5517,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5336,7 +5529,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5349,7 +5542,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5424,7 +5617,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5436,7 +5629,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5449,7 +5642,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -5468,7 +5661,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5480,7 +5673,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5493,7 +5686,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -5514,7 +5707,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5526,7 +5719,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5539,7 +5732,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5572,7 +5765,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5584,7 +5777,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5597,7 +5790,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5615,7 +5808,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5627,7 +5820,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5640,7 +5833,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5654,7 +5847,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5666,7 +5859,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5679,7 +5872,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5713,7 +5906,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5918,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5931,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5772,7 +5965,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5784,7 +5977,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5797,7 +5990,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -5876,7 +6069,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5888,7 +6081,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5901,7 +6094,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -5949,7 +6142,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5961,7 +6154,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5974,7 +6167,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6001,7 +6194,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6013,7 +6206,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6026,7 +6219,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6052,7 +6245,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6064,7 +6257,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6077,7 +6270,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6098,7 +6291,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +6303,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +6316,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6157,7 +6350,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +6362,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +6375,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6214,7 +6407,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6226,7 +6419,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6239,7 +6432,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6294,7 +6487,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6306,7 +6499,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6319,7 +6512,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6346,7 +6539,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6358,7 +6551,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6371,7 +6564,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6403,7 +6596,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6415,7 +6608,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6428,7 +6621,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6484,7 +6677,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6496,7 +6689,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6509,7 +6702,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6545,7 +6738,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6557,7 +6750,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6570,7 +6763,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6612,7 +6805,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6817,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6830,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6677,7 +6870,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6689,7 +6882,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6702,7 +6895,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6768,7 +6961,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6780,7 +6973,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6793,7 +6986,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -6843,7 +7036,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6855,7 +7048,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6868,7 +7061,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -6907,7 +7100,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6919,7 +7112,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6932,7 +7125,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7021,6 +7214,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\"8\n" +
 	"\x11DrainHostResponse\x12#\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"p\n" +
+	"\x15QuarantineHostRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x12\n" +
+	"\x04undo\x18\x03 \x01(\bR\x04undo\"=\n" +
+	"\x16QuarantineHostResponse\x12#\n" +
 	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\";\n" +
 	"\x11RemoveHostRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -7263,6 +7462,10 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\":\n" +
 	"\x13DisableUserResponse\x12#\n" +
 	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"'\n" +
+	"\x11RevokeUserRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"9\n" +
+	"\x12RevokeUserResponse\x12#\n" +
+	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"'\n" +
 	"\x11RemoveUserRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
 	"\x12RemoveUserResponse\"M\n" +
@@ -7428,12 +7631,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\x9e%\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xc0&\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
 	"\tListHosts\x12\x1b.watari.v1.ListHostsRequest\x1a\x1c.watari.v1.ListHostsResponse\x12F\n" +
-	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12I\n" +
+	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12U\n" +
+	"\x0eQuarantineHost\x12 .watari.v1.QuarantineHostRequest\x1a!.watari.v1.QuarantineHostResponse\x12I\n" +
 	"\n" +
 	"RemoveHost\x12\x1c.watari.v1.RemoveHostRequest\x1a\x1d.watari.v1.RemoveHostResponse\x12F\n" +
 	"\tTrustHost\x12\x1b.watari.v1.TrustHostRequest\x1a\x1c.watari.v1.TrustHostResponse\x12F\n" +
@@ -7483,6 +7687,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tListUsers\x12\x1b.watari.v1.ListUsersRequest\x1a\x1c.watari.v1.ListUsersResponse\x12L\n" +
 	"\vDisableUser\x12\x1d.watari.v1.DisableUserRequest\x1a\x1e.watari.v1.DisableUserResponse\x12I\n" +
 	"\n" +
+	"RevokeUser\x12\x1c.watari.v1.RevokeUserRequest\x1a\x1d.watari.v1.RevokeUserResponse\x12I\n" +
+	"\n" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
 	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
 	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12:\n" +
@@ -7513,7 +7719,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 132)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -7526,375 +7732,386 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*SpareHostResponse)(nil),         // 8: watari.v1.SpareHostResponse
 	(*DrainHostRequest)(nil),          // 9: watari.v1.DrainHostRequest
 	(*DrainHostResponse)(nil),         // 10: watari.v1.DrainHostResponse
-	(*RemoveHostRequest)(nil),         // 11: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),        // 12: watari.v1.RemoveHostResponse
-	(*TrustHostRequest)(nil),          // 13: watari.v1.TrustHostRequest
-	(*TrustHostResponse)(nil),         // 14: watari.v1.TrustHostResponse
-	(*CreateImageRequest)(nil),        // 15: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 16: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 17: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 18: watari.v1.ListImagesResponse
-	(*PublishImageRequest)(nil),       // 19: watari.v1.PublishImageRequest
-	(*PublishImageResponse)(nil),      // 20: watari.v1.PublishImageResponse
-	(*RemoveImageRequest)(nil),        // 21: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 22: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 23: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 24: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 25: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 26: watari.v1.ListClustersResponse
-	(*ResizeClusterRequest)(nil),      // 27: watari.v1.ResizeClusterRequest
-	(*ResizeClusterResponse)(nil),     // 28: watari.v1.ResizeClusterResponse
-	(*DeleteClusterRequest)(nil),      // 29: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 30: watari.v1.DeleteClusterResponse
-	(*CreateVolumeRequest)(nil),       // 31: watari.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),      // 32: watari.v1.CreateVolumeResponse
-	(*ListVolumesRequest)(nil),        // 33: watari.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 34: watari.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),       // 35: watari.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 36: watari.v1.DeleteVolumeResponse
-	(*AllowStorageRequest)(nil),       // 37: watari.v1.AllowStorageRequest
-	(*AllowStorageResponse)(nil),      // 38: watari.v1.AllowStorageResponse
-	(*ListStorageRequest)(nil),        // 39: watari.v1.ListStorageRequest
-	(*ListStorageResponse)(nil),       // 40: watari.v1.ListStorageResponse
-	(*ForbidStorageRequest)(nil),      // 41: watari.v1.ForbidStorageRequest
-	(*ForbidStorageResponse)(nil),     // 42: watari.v1.ForbidStorageResponse
-	(*CreateCheckpointRequest)(nil),   // 43: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 44: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 45: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 46: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 47: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 48: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 49: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 50: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 51: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 52: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 53: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 54: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 55: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 56: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 57: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 58: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 59: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 60: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 61: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 62: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 63: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 64: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 65: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 66: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 67: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 68: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 69: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 70: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 71: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 72: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 73: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 74: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 75: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 76: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 77: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 78: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 79: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 80: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 81: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 82: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 83: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 84: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 85: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 86: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 87: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 88: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 89: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 90: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 91: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 92: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 93: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 94: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 95: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 96: watari.v1.DisableUserResponse
-	(*RemoveUserRequest)(nil),         // 97: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 98: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 99: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 100: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 101: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 102: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 103: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 104: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 105: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 106: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 107: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 108: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 109: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 110: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 111: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 112: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 113: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 114: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 115: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 116: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 117: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 118: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 119: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 120: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 121: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 122: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 123: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 124: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 125: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 126: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 127: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 128: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 129: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 130: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 131: watari.v1.RecoverResponse
-	nil,                               // 132: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 133: watari.v1.User
-	(*Host)(nil),                      // 134: watari.v1.Host
-	(*Image)(nil),                     // 135: watari.v1.Image
-	(*Blob)(nil),                      // 136: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 137: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 138: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 139: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 140: watari.v1.Volume
-	(*Storage)(nil),                   // 141: watari.v1.Storage
-	(*Checkpoint)(nil),                // 142: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 143: watari.v1.Guest
-	(*KeptConsole)(nil),               // 144: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 145: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 146: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 147: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 148: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 149: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 150: watari.v1.Migration
-	(*RunSpec)(nil),                   // 151: watari.v1.RunSpec
-	(*Run)(nil),                       // 152: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 153: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 154: google.protobuf.Timestamp
-	(Role)(0),                         // 155: watari.v1.Role
-	(*Quota)(nil),                     // 156: watari.v1.Quota
-	(*HostSample)(nil),                // 157: watari.v1.HostSample
-	(*GuestSample)(nil),               // 158: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 159: watari.v1.AuditEntry
-	(*Event)(nil),                     // 160: watari.v1.Event
-	(*Policy)(nil),                    // 161: watari.v1.Policy
+	(*QuarantineHostRequest)(nil),     // 11: watari.v1.QuarantineHostRequest
+	(*QuarantineHostResponse)(nil),    // 12: watari.v1.QuarantineHostResponse
+	(*RemoveHostRequest)(nil),         // 13: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 14: watari.v1.RemoveHostResponse
+	(*TrustHostRequest)(nil),          // 15: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 16: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 17: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 18: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 19: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 20: watari.v1.ListImagesResponse
+	(*PublishImageRequest)(nil),       // 21: watari.v1.PublishImageRequest
+	(*PublishImageResponse)(nil),      // 22: watari.v1.PublishImageResponse
+	(*RemoveImageRequest)(nil),        // 23: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 24: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 25: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 26: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 27: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 28: watari.v1.ListClustersResponse
+	(*ResizeClusterRequest)(nil),      // 29: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 30: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 31: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 32: watari.v1.DeleteClusterResponse
+	(*CreateVolumeRequest)(nil),       // 33: watari.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),      // 34: watari.v1.CreateVolumeResponse
+	(*ListVolumesRequest)(nil),        // 35: watari.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 36: watari.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),       // 37: watari.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 38: watari.v1.DeleteVolumeResponse
+	(*AllowStorageRequest)(nil),       // 39: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 40: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 41: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 42: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 43: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 44: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 45: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 46: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 47: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 48: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 49: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 50: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 51: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 52: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 53: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 54: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 55: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 56: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 57: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 58: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 59: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 60: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 61: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 62: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 63: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 64: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 65: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 66: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 67: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 68: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 69: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 70: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 71: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 72: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 73: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 74: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 75: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 76: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 77: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 78: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 79: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 80: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 81: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 82: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 83: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 84: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 85: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 86: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 87: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 88: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 89: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 90: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 91: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 92: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 93: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 94: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 95: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 96: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 97: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 98: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 99: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 100: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 101: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 102: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 103: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 104: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 105: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 106: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 107: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 108: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 109: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 110: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 111: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 112: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 113: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 114: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 115: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 116: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 117: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 118: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 119: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 120: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 121: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 122: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 123: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 124: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 125: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 126: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 127: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 128: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 129: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 130: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 131: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 132: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 133: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 134: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 135: watari.v1.RecoverResponse
+	nil,                               // 136: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 137: watari.v1.User
+	(*Host)(nil),                      // 138: watari.v1.Host
+	(*durationpb.Duration)(nil),       // 139: google.protobuf.Duration
+	(*Image)(nil),                     // 140: watari.v1.Image
+	(*Blob)(nil),                      // 141: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 142: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 143: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 144: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 145: watari.v1.Volume
+	(*Storage)(nil),                   // 146: watari.v1.Storage
+	(*Checkpoint)(nil),                // 147: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 148: watari.v1.Guest
+	(*KeptConsole)(nil),               // 149: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 150: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 151: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 152: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 153: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 154: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 155: watari.v1.Migration
+	(*RunSpec)(nil),                   // 156: watari.v1.RunSpec
+	(*Run)(nil),                       // 157: watari.v1.Run
+	(*timestamppb.Timestamp)(nil),     // 158: google.protobuf.Timestamp
+	(Role)(0),                         // 159: watari.v1.Role
+	(*Quota)(nil),                     // 160: watari.v1.Quota
+	(*HostSample)(nil),                // 161: watari.v1.HostSample
+	(*GuestSample)(nil),               // 162: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 163: watari.v1.AuditEntry
+	(*Event)(nil),                     // 164: watari.v1.Event
+	(*Policy)(nil),                    // 165: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	133, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	134, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	134, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	134, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	134, // 4: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	135, // 5: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	135, // 6: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	136, // 7: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	135, // 8: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	135, // 9: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	137, // 10: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	138, // 11: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	138, // 12: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	138, // 13: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	139, // 14: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	140, // 15: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	140, // 16: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	141, // 17: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	141, // 18: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	141, // 19: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	142, // 20: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	142, // 21: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	142, // 22: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	139, // 23: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	138, // 24: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	140, // 25: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	142, // 26: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	138, // 27: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	140, // 28: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	143, // 29: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	143, // 30: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	143, // 31: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	144, // 32: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	145, // 33: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	146, // 34: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	147, // 35: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	148, // 36: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	149, // 37: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	150, // 38: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	150, // 39: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	150, // 40: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	151, // 41: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	152, // 42: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	152, // 43: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	152, // 44: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	152, // 45: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	152, // 46: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	153, // 47: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	154, // 48: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	155, // 49: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	156, // 50: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	133, // 51: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	133, // 52: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	133, // 53: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	156, // 54: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	133, // 55: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	154, // 56: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	157, // 57: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	103, // 58: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	154, // 59: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	158, // 60: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	106, // 61: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	159, // 62: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	160, // 63: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	154, // 64: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	138, // 65: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	143, // 66: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	134, // 67: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	150, // 68: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	152, // 69: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	143, // 70: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	142, // 71: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	140, // 72: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	161, // 73: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	161, // 74: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	154, // 75: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	154, // 76: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	121, // 77: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	154, // 78: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	124, // 79: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	154, // 80: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	153, // 81: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	132, // 82: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 83: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	128, // 84: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	129, // 85: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	130, // 86: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 87: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 88: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 89: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 90: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 91: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	13,  // 92: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 93: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	15,  // 94: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	17,  // 95: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	19,  // 96: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	21,  // 97: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	23,  // 98: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	25,  // 99: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	27,  // 100: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	29,  // 101: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	57,  // 102: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	59,  // 103: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	61,  // 104: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	63,  // 105: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	65,  // 106: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	67,  // 107: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	69,  // 108: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	71,  // 109: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	73,  // 110: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	75,  // 111: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	77,  // 112: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	43,  // 113: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	45,  // 114: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	47,  // 115: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	49,  // 116: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	51,  // 117: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	53,  // 118: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	55,  // 119: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	31,  // 120: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	33,  // 121: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	35,  // 122: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	37,  // 123: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	39,  // 124: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	41,  // 125: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	79,  // 126: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	81,  // 127: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	83,  // 128: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	85,  // 129: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	87,  // 130: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	89,  // 131: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	91,  // 132: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	93,  // 133: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	95,  // 134: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	97,  // 135: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	99,  // 136: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	127, // 137: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	101, // 138: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	104, // 139: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	115, // 140: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	117, // 141: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	119, // 142: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	122, // 143: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	109, // 144: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	107, // 145: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	113, // 146: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	111, // 147: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	125, // 148: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 149: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 150: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 151: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 152: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 153: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	14,  // 154: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 155: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	16,  // 156: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	18,  // 157: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	20,  // 158: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	22,  // 159: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	24,  // 160: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	26,  // 161: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	28,  // 162: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	30,  // 163: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	58,  // 164: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	60,  // 165: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	62,  // 166: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	64,  // 167: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	66,  // 168: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	68,  // 169: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	70,  // 170: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	72,  // 171: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	74,  // 172: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	76,  // 173: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	78,  // 174: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	44,  // 175: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	46,  // 176: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	48,  // 177: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	50,  // 178: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	52,  // 179: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	54,  // 180: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	56,  // 181: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	32,  // 182: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	34,  // 183: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	36,  // 184: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	38,  // 185: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	40,  // 186: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	42,  // 187: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	80,  // 188: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	82,  // 189: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	84,  // 190: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	86,  // 191: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	88,  // 192: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	90,  // 193: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	92,  // 194: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	94,  // 195: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	96,  // 196: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	98,  // 197: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	100, // 198: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	131, // 199: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	102, // 200: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	105, // 201: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	116, // 202: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	118, // 203: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	120, // 204: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	123, // 205: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	110, // 206: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	108, // 207: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	114, // 208: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	112, // 209: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	126, // 210: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	149, // [149:211] is the sub-list for method output_type
-	87,  // [87:149] is the sub-list for method input_type
-	87,  // [87:87] is the sub-list for extension type_name
-	87,  // [87:87] is the sub-list for extension extendee
-	0,   // [0:87] is the sub-list for field type_name
+	137, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	138, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	138, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	138, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	139, // 4: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	138, // 5: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	138, // 6: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	140, // 7: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	140, // 8: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	141, // 9: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	140, // 10: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	140, // 11: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	142, // 12: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	143, // 13: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	143, // 14: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	143, // 15: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	144, // 16: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	145, // 17: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	145, // 18: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	146, // 19: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	146, // 20: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	146, // 21: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	147, // 22: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	147, // 23: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	147, // 24: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	144, // 25: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	143, // 26: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	145, // 27: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	147, // 28: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	143, // 29: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	145, // 30: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	148, // 31: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	148, // 32: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	148, // 33: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	149, // 34: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	150, // 35: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	151, // 36: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	152, // 37: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	153, // 38: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	154, // 39: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	155, // 40: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	155, // 41: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	155, // 42: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	156, // 43: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	157, // 44: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	157, // 45: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	157, // 46: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	157, // 47: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	157, // 48: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	139, // 49: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	158, // 50: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	159, // 51: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	160, // 52: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	137, // 53: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	137, // 54: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	137, // 55: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	137, // 56: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	160, // 57: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	137, // 58: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	158, // 59: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	161, // 60: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	107, // 61: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	158, // 62: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	162, // 63: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	110, // 64: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	163, // 65: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	164, // 66: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	158, // 67: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	143, // 68: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	148, // 69: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	138, // 70: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	155, // 71: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	157, // 72: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	148, // 73: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	147, // 74: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	145, // 75: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	165, // 76: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	165, // 77: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	158, // 78: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	158, // 79: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	125, // 80: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	158, // 81: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	128, // 82: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	158, // 83: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	139, // 84: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	136, // 85: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 86: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	132, // 87: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	133, // 88: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	134, // 89: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 90: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 91: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 92: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	9,   // 93: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	11,  // 94: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
+	13,  // 95: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	15,  // 96: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 97: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	17,  // 98: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	19,  // 99: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	21,  // 100: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	23,  // 101: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	25,  // 102: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	27,  // 103: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	29,  // 104: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	31,  // 105: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	59,  // 106: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	61,  // 107: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	63,  // 108: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	65,  // 109: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	67,  // 110: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	69,  // 111: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	71,  // 112: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	73,  // 113: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	75,  // 114: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	77,  // 115: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	79,  // 116: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	45,  // 117: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	47,  // 118: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	49,  // 119: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	51,  // 120: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	53,  // 121: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	55,  // 122: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	57,  // 123: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	33,  // 124: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	35,  // 125: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	37,  // 126: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	39,  // 127: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	41,  // 128: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	43,  // 129: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	81,  // 130: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	83,  // 131: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	85,  // 132: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	87,  // 133: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	89,  // 134: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	91,  // 135: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	93,  // 136: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	95,  // 137: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	97,  // 138: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	99,  // 139: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	101, // 140: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	103, // 141: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	131, // 142: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	105, // 143: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	108, // 144: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	119, // 145: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	121, // 146: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	123, // 147: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	126, // 148: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	113, // 149: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	111, // 150: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	117, // 151: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	115, // 152: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	129, // 153: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 154: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 155: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 156: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	10,  // 157: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	12,  // 158: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	14,  // 159: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	16,  // 160: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 161: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	18,  // 162: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	20,  // 163: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	22,  // 164: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	24,  // 165: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	26,  // 166: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	28,  // 167: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	30,  // 168: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	32,  // 169: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	60,  // 170: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	62,  // 171: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	64,  // 172: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	66,  // 173: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	68,  // 174: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	70,  // 175: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	72,  // 176: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	74,  // 177: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	76,  // 178: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	78,  // 179: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	80,  // 180: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	46,  // 181: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	48,  // 182: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	50,  // 183: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	52,  // 184: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	54,  // 185: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	56,  // 186: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	58,  // 187: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	34,  // 188: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	36,  // 189: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	38,  // 190: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	40,  // 191: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	42,  // 192: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	44,  // 193: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	82,  // 194: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	84,  // 195: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	86,  // 196: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	88,  // 197: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	90,  // 198: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	92,  // 199: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	94,  // 200: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	96,  // 201: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	98,  // 202: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	100, // 203: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	102, // 204: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	104, // 205: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	135, // 206: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	106, // 207: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	109, // 208: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	120, // 209: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	122, // 210: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	124, // 211: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	127, // 212: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	114, // 213: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	112, // 214: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	118, // 215: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	116, // 216: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	130, // 217: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	154, // [154:218] is the sub-list for method output_type
+	90,  // [90:154] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -7904,14 +8121,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[87].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[89].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   132,
+			NumMessages:   136,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

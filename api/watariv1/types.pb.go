@@ -34,6 +34,7 @@ const (
 	HostState_HOST_STATE_DRAINING    HostState = 3 // takes no guests; those it has are being moved away
 	HostState_HOST_STATE_DRAINED     HostState = 4 // takes no guests and has none
 	HostState_HOST_STATE_WITHDRAWN   HostState = 5 // a policy keeps guests from it, and moves away those it has
+	HostState_HOST_STATE_QUARANTINED HostState = 6 // cut off: the manager and other hosts refuse it; its guests may well run on
 )
 
 // Enum value maps for HostState.
@@ -45,6 +46,7 @@ var (
 		3: "HOST_STATE_DRAINING",
 		4: "HOST_STATE_DRAINED",
 		5: "HOST_STATE_WITHDRAWN",
+		6: "HOST_STATE_QUARANTINED",
 	}
 	HostState_value = map[string]int32{
 		"HOST_STATE_UNSPECIFIED": 0,
@@ -53,6 +55,7 @@ var (
 		"HOST_STATE_DRAINING":    3,
 		"HOST_STATE_DRAINED":     4,
 		"HOST_STATE_WITHDRAWN":   5,
+		"HOST_STATE_QUARANTINED": 6,
 	}
 )
 
@@ -2283,6 +2286,7 @@ type Host struct {
 	Problems []string               `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"` // what is wrong on it, as its agent says; for administrators
 	// sample: what it is used for now, with the caller's guests; what the owner does is for administrators. Unset: not measured.
 	Sample        *HostSample `protobuf:"bytes,15,opt,name=sample,proto3" json:"sample,omitempty"`
+	Quarantine    *Quarantine `protobuf:"bytes,16,opt,name=quarantine,proto3" json:"quarantine,omitempty"` // stored; unset: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2422,6 +2426,74 @@ func (x *Host) GetSample() *HostSample {
 	return nil
 }
 
+func (x *Host) GetQuarantine() *Quarantine {
+	if x != nil {
+		return x.Quarantine
+	}
+	return nil
+}
+
+// Quarantine says that a host is not trusted any more. Until it is cut off, its guests are moved away.
+type Quarantine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`                 // it is cut off then at the latest, and before if it has no guests
+	CutOff        *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=cut_off,json=cutOff,proto3" json:"cut_off,omitempty"` // when that was done; unset: not yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quarantine) Reset() {
+	*x = Quarantine{}
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quarantine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quarantine) ProtoMessage() {}
+
+func (x *Quarantine) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
+func (*Quarantine) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Quarantine) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Quarantine) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Quarantine) GetCutOff() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CutOff
+	}
+	return nil
+}
+
 // RelayedPeer is a host that another reaches through a third one, which forwards WireGuard's packets between the two.
 type RelayedPeer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2437,7 +2509,7 @@ type RelayedPeer struct {
 
 func (x *RelayedPeer) Reset() {
 	*x = RelayedPeer{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2521,7 @@ func (x *RelayedPeer) String() string {
 func (*RelayedPeer) ProtoMessage() {}
 
 func (x *RelayedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2534,7 @@ func (x *RelayedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayedPeer.ProtoReflect.Descriptor instead.
 func (*RelayedPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RelayedPeer) GetPeer() string {
@@ -2519,7 +2591,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2603,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2616,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Withdrawal) GetPolicy() string {
@@ -2582,7 +2654,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2666,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2679,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -2649,7 +2721,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2733,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2746,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2712,7 +2784,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2796,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2809,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2828,7 +2900,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2912,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2925,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -2897,7 +2969,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2909,7 +2981,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2922,7 +2994,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -3022,7 +3094,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3106,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3119,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Mount) GetServer() string {
@@ -3095,7 +3167,7 @@ type Storage struct {
 
 func (x *Storage) Reset() {
 	*x = Storage{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3179,7 @@ func (x *Storage) String() string {
 func (*Storage) ProtoMessage() {}
 
 func (x *Storage) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3192,7 @@ func (x *Storage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Storage.ProtoReflect.Descriptor instead.
 func (*Storage) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Storage) GetMeta() *Meta {
@@ -3210,7 +3282,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3222,7 +3294,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3235,7 +3307,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -3388,7 +3460,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3400,7 +3472,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3413,7 +3485,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -3579,7 +3651,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3663,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3676,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -3688,7 +3760,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3772,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3785,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -3883,7 +3955,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +3967,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +3980,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CheckpointFile) GetBlob() *Blob {
@@ -3958,7 +4030,7 @@ type CheckpointMember struct {
 
 func (x *CheckpointMember) Reset() {
 	*x = CheckpointMember{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3970,7 +4042,7 @@ func (x *CheckpointMember) String() string {
 func (*CheckpointMember) ProtoMessage() {}
 
 func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3983,7 +4055,7 @@ func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
 func (*CheckpointMember) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckpointMember) GetGuest() string {
@@ -4060,7 +4132,7 @@ type CheckpointRun struct {
 
 func (x *CheckpointRun) Reset() {
 	*x = CheckpointRun{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4072,7 +4144,7 @@ func (x *CheckpointRun) String() string {
 func (*CheckpointRun) ProtoMessage() {}
 
 func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4085,7 +4157,7 @@ func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRun.ProtoReflect.Descriptor instead.
 func (*CheckpointRun) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckpointRun) GetRun() string {
@@ -4130,7 +4202,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4214,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4227,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -4307,7 +4379,7 @@ type Verification struct {
 
 func (x *Verification) Reset() {
 	*x = Verification{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4319,7 +4391,7 @@ func (x *Verification) String() string {
 func (*Verification) ProtoMessage() {}
 
 func (x *Verification) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4332,7 +4404,7 @@ func (x *Verification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verification.ProtoReflect.Descriptor instead.
 func (*Verification) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Verification) GetId() string {
@@ -4396,7 +4468,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4408,7 +4480,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4421,7 +4493,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -4464,7 +4536,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4548,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4561,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Restore) GetId() string {
@@ -4586,7 +4658,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4598,7 +4670,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4611,7 +4683,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Volume) GetMeta() *Meta {
@@ -4726,7 +4798,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4738,7 +4810,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4751,7 +4823,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -4804,7 +4876,7 @@ type VolumeObserved struct {
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4888,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4901,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -4894,7 +4966,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4906,7 +4978,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4919,7 +4991,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -5012,7 +5084,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5096,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5109,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -5087,7 +5159,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5099,7 +5171,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5112,7 +5184,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -5210,7 +5282,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5222,7 +5294,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5235,7 +5307,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -5355,7 +5427,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5367,7 +5439,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5380,7 +5452,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -5410,14 +5482,15 @@ type User struct {
 	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
 	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=watari.v1.Role" json:"role,omitempty"`
 	Quota         *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
-	Disabled      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=disabled,proto3" json:"disabled,omitempty"` // since when the user's certificate is not honoured; unset: it is
+	Disabled      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=disabled,proto3" json:"disabled,omitempty"`      // since when the user's certificate is not honoured; unset: it is
+	Generation    uint32                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of the certificates that are honoured; it grows when they are revoked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5502,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5515,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -5473,6 +5546,13 @@ func (x *User) GetDisabled() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *User) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 // AuditEntry is a call that the manager answered or refused. Calls that list and show objects are recorded only if they were refused.
 type AuditEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5491,7 +5571,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5503,7 +5583,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5516,7 +5596,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -5601,7 +5681,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5613,7 +5693,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5626,7 +5706,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5701,7 +5781,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5713,7 +5793,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5726,7 +5806,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Event) GetId() uint64 {
@@ -5797,7 +5877,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5809,7 +5889,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5822,7 +5902,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -5902,7 +5982,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5914,7 +5994,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5927,7 +6007,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -5978,7 +6058,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5990,7 +6070,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6003,7 +6083,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -6045,7 +6125,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6057,7 +6137,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6070,7 +6150,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -6103,7 +6183,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6115,7 +6195,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6128,7 +6208,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6171,7 +6251,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6263,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6276,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -6230,7 +6310,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6322,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6335,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -6333,7 +6413,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6345,7 +6425,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6358,7 +6438,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -6553,7 +6633,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xc4\x04\n" +
+	"\x0e_terminal_idle\"\xfb\x04\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -6572,7 +6652,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
 	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
 	"\bproblems\x18\x0e \x03(\tR\bproblems\x12-\n" +
-	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"\xab\x01\n" +
+	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\x125\n" +
+	"\n" +
+	"quarantine\x18\x10 \x01(\v2\x15.watari.v1.QuarantineR\n" +
+	"quarantine\"\xa5\x01\n" +
+	"\n" +
+	"Quarantine\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x123\n" +
+	"\acut_off\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x06cutOff\"\xab\x01\n" +
 	"\vRelayedPeer\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x14\n" +
 	"\x05relay\x18\x02 \x01(\tR\x05relay\x12\x12\n" +
@@ -6885,12 +6973,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
-	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"\xb0\x01\n" +
+	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"\xd0\x01\n" +
 	"\x04User\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +
 	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\x126\n" +
-	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\"\xed\x01\n" +
+	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\rR\n" +
+	"generation\"\xed\x01\n" +
 	"\n" +
 	"AuditEntry\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
@@ -6973,14 +7064,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\ano_fork\x18\b \x01(\bR\x06noFork\x12/\n" +
 	"\bplatform\x18\t \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12#\n" +
 	"\rstarted_epoch\x18\n" +
-	" \x01(\x04R\fstartedEpoch*\xa4\x01\n" +
+	" \x01(\x04R\fstartedEpoch*\xc0\x01\n" +
 	"\tHostState\x12\x1a\n" +
 	"\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10HOST_STATE_READY\x10\x01\x12\x1a\n" +
 	"\x16HOST_STATE_UNREACHABLE\x10\x02\x12\x17\n" +
 	"\x13HOST_STATE_DRAINING\x10\x03\x12\x16\n" +
 	"\x12HOST_STATE_DRAINED\x10\x04\x12\x18\n" +
-	"\x14HOST_STATE_WITHDRAWN\x10\x05*k\n" +
+	"\x14HOST_STATE_WITHDRAWN\x10\x05\x12\x1a\n" +
+	"\x16HOST_STATE_QUARANTINED\x10\x06*k\n" +
 	"\x10AccelerationKind\x12!\n" +
 	"\x1dACCELERATION_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ACCELERATION_KIND_KVM\x10\x01\x12\x19\n" +
@@ -7103,7 +7195,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -7138,53 +7230,54 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*GuestTraffic)(nil),          // 30: watari.v1.GuestTraffic
 	(*OwnerActivity)(nil),         // 31: watari.v1.OwnerActivity
 	(*Host)(nil),                  // 32: watari.v1.Host
-	(*RelayedPeer)(nil),           // 33: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 34: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 35: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 36: watari.v1.Blob
-	(*Image)(nil),                 // 37: watari.v1.Image
-	(*GuestShape)(nil),            // 38: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 39: watari.v1.ClusterSpec
-	(*Mount)(nil),                 // 40: watari.v1.Mount
-	(*Storage)(nil),               // 41: watari.v1.Storage
-	(*Cluster)(nil),               // 42: watari.v1.Cluster
-	(*Guest)(nil),                 // 43: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 44: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 45: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 46: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 47: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 48: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 49: watari.v1.Checkpoint
-	(*Verification)(nil),          // 50: watari.v1.Verification
-	(*CheckpointPlan)(nil),        // 51: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 52: watari.v1.Restore
-	(*Volume)(nil),                // 53: watari.v1.Volume
-	(*VolumeFacts)(nil),           // 54: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 55: watari.v1.VolumeObserved
-	(*CheckpointObserved)(nil),    // 56: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 57: watari.v1.Policy
-	(*RunSpec)(nil),               // 58: watari.v1.RunSpec
-	(*Run)(nil),                   // 59: watari.v1.Run
-	(*Quota)(nil),                 // 60: watari.v1.Quota
-	(*User)(nil),                  // 61: watari.v1.User
-	(*AuditEntry)(nil),            // 62: watari.v1.AuditEntry
-	(*Token)(nil),                 // 63: watari.v1.Token
-	(*Event)(nil),                 // 64: watari.v1.Event
-	(*KeptConsole)(nil),           // 65: watari.v1.KeptConsole
-	(*Term)(nil),                  // 66: watari.v1.Term
-	(*Stamp)(nil),                 // 67: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 68: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 69: watari.v1.Hold
-	(*VouchedHost)(nil),           // 70: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 71: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 72: watari.v1.GuestFacts
-	nil,                           // 73: watari.v1.RunSpec.EnvEntry
-	nil,                           // 74: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
+	(*Quarantine)(nil),            // 33: watari.v1.Quarantine
+	(*RelayedPeer)(nil),           // 34: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 35: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 36: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 37: watari.v1.Blob
+	(*Image)(nil),                 // 38: watari.v1.Image
+	(*GuestShape)(nil),            // 39: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 40: watari.v1.ClusterSpec
+	(*Mount)(nil),                 // 41: watari.v1.Mount
+	(*Storage)(nil),               // 42: watari.v1.Storage
+	(*Cluster)(nil),               // 43: watari.v1.Cluster
+	(*Guest)(nil),                 // 44: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 45: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 46: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 47: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 48: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 49: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 50: watari.v1.Checkpoint
+	(*Verification)(nil),          // 51: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 52: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 53: watari.v1.Restore
+	(*Volume)(nil),                // 54: watari.v1.Volume
+	(*VolumeFacts)(nil),           // 55: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 56: watari.v1.VolumeObserved
+	(*CheckpointObserved)(nil),    // 57: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 58: watari.v1.Policy
+	(*RunSpec)(nil),               // 59: watari.v1.RunSpec
+	(*Run)(nil),                   // 60: watari.v1.Run
+	(*Quota)(nil),                 // 61: watari.v1.Quota
+	(*User)(nil),                  // 62: watari.v1.User
+	(*AuditEntry)(nil),            // 63: watari.v1.AuditEntry
+	(*Token)(nil),                 // 64: watari.v1.Token
+	(*Event)(nil),                 // 65: watari.v1.Event
+	(*KeptConsole)(nil),           // 66: watari.v1.KeptConsole
+	(*Term)(nil),                  // 67: watari.v1.Term
+	(*Stamp)(nil),                 // 68: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 69: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 70: watari.v1.Hold
+	(*VouchedHost)(nil),           // 71: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 72: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 73: watari.v1.GuestFacts
+	nil,                           // 74: watari.v1.RunSpec.EnvEntry
+	nil,                           // 75: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	75,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	75,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	76,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	76,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -7194,8 +7287,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	75,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	75,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	76,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	76,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -7204,102 +7297,106 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	30,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
 	17,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	24,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	34,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	33,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	35,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	34,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	75,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	76,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	75,  // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	75,  // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	17,  // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	17,  // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	36,  // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	36,  // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	36,  // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
-	38,  // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,   // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	3,   // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	40,  // 37: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
-	17,  // 38: watari.v1.Storage.meta:type_name -> watari.v1.Meta
-	17,  // 39: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	39,  // 40: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	23,  // 41: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	4,   // 42: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	51,  // 43: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	52,  // 44: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	75,  // 45: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	17,  // 46: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	38,  // 47: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	75,  // 48: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	23,  // 49: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 50: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	17,  // 51: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 52: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	44,  // 53: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	75,  // 54: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	75,  // 55: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	75,  // 56: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	36,  // 57: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	46,  // 58: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	23,  // 59: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	17,  // 60: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 61: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	47,  // 62: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	75,  // 63: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	75,  // 64: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	75,  // 65: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	48,  // 66: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	47,  // 67: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	50,  // 68: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	10,  // 69: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	75,  // 70: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	75,  // 71: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 72: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	75,  // 73: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	75,  // 74: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	17,  // 75: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	12,  // 76: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	51,  // 77: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	52,  // 78: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	75,  // 79: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	54,  // 80: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,   // 81: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	46,  // 82: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	17,  // 83: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	73,  // 84: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	14,  // 85: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	17,  // 86: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	58,  // 87: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	13,  // 88: watari.v1.Run.state:type_name -> watari.v1.RunState
-	75,  // 89: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	75,  // 90: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	74,  // 91: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	17,  // 92: watari.v1.User.meta:type_name -> watari.v1.Meta
-	15,  // 93: watari.v1.User.role:type_name -> watari.v1.Role
-	60,  // 94: watari.v1.User.quota:type_name -> watari.v1.Quota
-	75,  // 95: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	75,  // 96: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	17,  // 97: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	75,  // 98: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	75,  // 99: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 100: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	75,  // 101: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	75,  // 102: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	67,  // 103: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 104: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	68,  // 105: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	68,  // 106: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	70,  // 107: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	39,  // 108: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	71,  // 109: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	38,  // 110: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 111: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	112, // [112:112] is the sub-list for method output_type
-	112, // [112:112] is the sub-list for method input_type
-	112, // [112:112] is the sub-list for extension type_name
-	112, // [112:112] is the sub-list for extension extendee
-	0,   // [0:112] is the sub-list for field type_name
+	33,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
+	76,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	76,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	76,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	76,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	76,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	17,  // 33: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	17,  // 34: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	37,  // 35: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	37,  // 36: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	37,  // 37: watari.v1.Image.root:type_name -> watari.v1.Blob
+	39,  // 38: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,   // 39: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	3,   // 40: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
+	41,  // 41: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
+	17,  // 42: watari.v1.Storage.meta:type_name -> watari.v1.Meta
+	17,  // 43: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	40,  // 44: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	23,  // 45: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,   // 46: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	52,  // 47: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	53,  // 48: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	76,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	17,  // 50: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	39,  // 51: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	76,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	23,  // 53: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 54: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	17,  // 55: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 56: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	45,  // 57: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	76,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	76,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	76,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	37,  // 61: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	47,  // 62: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	23,  // 63: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	17,  // 64: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 65: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	48,  // 66: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	76,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	76,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	76,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	49,  // 70: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	48,  // 71: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	51,  // 72: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	10,  // 73: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	76,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	76,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 76: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	76,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	76,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	17,  // 79: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	12,  // 80: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	52,  // 81: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	53,  // 82: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	76,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	55,  // 84: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	9,   // 85: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	47,  // 86: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	17,  // 87: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	74,  // 88: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	14,  // 89: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	17,  // 90: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	59,  // 91: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	13,  // 92: watari.v1.Run.state:type_name -> watari.v1.RunState
+	76,  // 93: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	76,  // 94: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	75,  // 95: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	17,  // 96: watari.v1.User.meta:type_name -> watari.v1.Meta
+	15,  // 97: watari.v1.User.role:type_name -> watari.v1.Role
+	61,  // 98: watari.v1.User.quota:type_name -> watari.v1.Quota
+	76,  // 99: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	76,  // 100: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	17,  // 101: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	76,  // 102: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	76,  // 103: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 104: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	76,  // 105: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	76,  // 106: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	68,  // 107: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 108: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	69,  // 109: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	69,  // 110: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	71,  // 111: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	40,  // 112: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	72,  // 113: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	39,  // 114: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 115: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	116, // [116:116] is the sub-list for method output_type
+	116, // [116:116] is the sub-list for method input_type
+	116, // [116:116] is the sub-list for extension type_name
+	116, // [116:116] is the sub-list for extension extendee
+	0,   // [0:116] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -7314,7 +7411,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   58,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

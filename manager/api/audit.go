@@ -7,6 +7,7 @@ import (
 	"errors"
 	"path"
 
+	"watari/ca"
 	"watari/manager/auditlog"
 
 	v1 "watari/api/watariv1"
@@ -64,6 +65,18 @@ func (a *auditor) record(ctx context.Context, spec connect.Spec, peer connect.Pe
 		}
 	}
 	a.log.Record(e)
+}
+
+// RecordSession records that a host's session has begun, or, with an error, that it was refused or has to wait.
+func (s *Server) RecordSession(id ca.Identity, address string, err error) {
+	if s.AuditLog == nil {
+		return
+	}
+	e := &v1.AuditEntry{At: timestamppb.Now(), Caller: string(id.Kind) + " " + id.Name, Uid: id.UID, Address: address, Call: "Session", Object: id.Name}
+	if err != nil {
+		e.Error, e.Code = err.Error(), connect.CodePermissionDenied.String()
+	}
+	s.AuditLog.Record(e)
 }
 
 // objectOf returns the name of what a message is about; empty: it names nothing.

@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -26,7 +27,9 @@ type caller struct {
 	kind  ca.Kind
 	name  string
 	uid   string // of the user or host
+	gen   uint32 // of a user's certificate
 	admin bool
+	key   []byte // SHA-256 of the certificate's public key
 	why   string // why a certificate was not honoured
 }
 
@@ -35,6 +38,11 @@ type callerKey struct{}
 func callerOf(ctx context.Context) caller {
 	c, _ := ctx.Value(callerKey{}).(caller)
 	return c
+}
+
+// identity is the subject of the caller's certificate.
+func (c caller) identity() ca.Identity {
+	return ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid, Generation: c.gen}
 }
 
 // asks is the caller as core knows callers.
@@ -53,6 +61,8 @@ func (s *Server) identify(next http.Handler) http.Handler {
 				c.why = err.Error()
 			} else {
 				c = who(s.Store.Snapshot(), id)
+				key := sha256.Sum256(r.TLS.PeerCertificates[0].RawSubjectPublicKeyInfo)
+				c.key = key[:]
 			}
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
@@ -70,7 +80,10 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		if u.Disabled != nil {
 			return caller{why: disabledText(u)}
 		}
-		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, admin: u.Role == v1.Role_ROLE_ADMIN}
+		if u.Generation != id.Generation {
+			return caller{why: "the certificates of user " + id.Name + " were revoked; an administrator has the token with which to log in"}
+		}
+		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, gen: u.Generation, admin: u.Role == v1.Role_ROLE_ADMIN}
 	case ca.KindHost:
 		if why := hostRefused(snap, id); why != "" {
 			return caller{why: why}
@@ -91,6 +104,8 @@ func disabledText(u *v1.User) string {
 func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	h := snap.Hosts[id.Name]
 	switch {
+	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && h.Quarantine.GetCutOff() != nil:
+		return fmt.Sprintf("host %s was cut off at %s, because it is quarantined; only an administrator can undo that", id.Name, h.Quarantine.CutOff.AsTime().Format(time.RFC3339))
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil:
 		return ""
 	case snap.Removed[id.UID] != nil || h != nil && h.Meta.Uid == id.UID:
@@ -120,22 +135,24 @@ type guard struct{ s *Server }
 
 // adminOnly are the procedures that an ordinary user may not call.
 var adminOnly = map[string]bool{
-	watariv1connect.ControlServiceDrainHostProcedure:     true,
-	watariv1connect.ControlServiceTrustHostProcedure:     true,
-	watariv1connect.ControlServiceSpareHostProcedure:     true,
-	watariv1connect.ControlServiceRemoveHostProcedure:    true,
-	watariv1connect.ControlServiceCreateTokenProcedure:   true,
-	watariv1connect.ControlServiceAddUserProcedure:       true,
-	watariv1connect.ControlServiceDisableUserProcedure:   true,
-	watariv1connect.ControlServiceRemoveUserProcedure:    true,
-	watariv1connect.ControlServiceSetQuotaProcedure:      true,
-	watariv1connect.ControlServiceRecoverProcedure:       true,
-	watariv1connect.ControlServiceApplyPolicyProcedure:   true,
-	watariv1connect.ControlServiceListPoliciesProcedure:  true,
-	watariv1connect.ControlServiceTestPolicyProcedure:    true,
-	watariv1connect.ControlServiceAllowStorageProcedure:  true,
-	watariv1connect.ControlServiceForbidStorageProcedure: true,
-	watariv1connect.ControlServiceAuditProcedure:         true,
+	watariv1connect.ControlServiceDrainHostProcedure:      true,
+	watariv1connect.ControlServiceQuarantineHostProcedure: true,
+	watariv1connect.ControlServiceTrustHostProcedure:      true,
+	watariv1connect.ControlServiceSpareHostProcedure:      true,
+	watariv1connect.ControlServiceRemoveHostProcedure:     true,
+	watariv1connect.ControlServiceCreateTokenProcedure:    true,
+	watariv1connect.ControlServiceAddUserProcedure:        true,
+	watariv1connect.ControlServiceDisableUserProcedure:    true,
+	watariv1connect.ControlServiceRevokeUserProcedure:     true,
+	watariv1connect.ControlServiceRemoveUserProcedure:     true,
+	watariv1connect.ControlServiceSetQuotaProcedure:       true,
+	watariv1connect.ControlServiceRecoverProcedure:        true,
+	watariv1connect.ControlServiceApplyPolicyProcedure:    true,
+	watariv1connect.ControlServiceListPoliciesProcedure:   true,
+	watariv1connect.ControlServiceTestPolicyProcedure:     true,
+	watariv1connect.ControlServiceAllowStorageProcedure:   true,
+	watariv1connect.ControlServiceForbidStorageProcedure:  true,
+	watariv1connect.ControlServiceAuditProcedure:          true,
 }
 
 // heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts, or
@@ -161,6 +178,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceStartRunProcedure:          true,
 	watariv1connect.ControlServiceCancelRunProcedure:         true,
 	watariv1connect.ControlServiceDrainHostProcedure:         true,
+	watariv1connect.ControlServiceQuarantineHostProcedure:    true,
 	watariv1connect.ControlServiceApplyPolicyProcedure:       true,
 	watariv1connect.ControlServiceTrustHostProcedure:         true,
 	watariv1connect.ControlServiceSpareHostProcedure:         true,
@@ -257,7 +275,7 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFunc) {
 	c, changes := callerOf(ctx), s.Store.Subscribe(ctx)
 	for {
-		if now := who(s.Store.Snapshot(), ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid}); now.kind == "" {
+		if now := who(s.Store.Snapshot(), c.identity()); now.kind == "" {
 			cancel(fail(connect.CodeUnauthenticated, "%s", now.why))
 			return
 		}

@@ -118,6 +118,18 @@ func (s *Server) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostR
 	return connect.NewResponse(&v1.DrainHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
+// QuarantineHost has a host's guests moved away and the host cut off, or takes that back.
+func (s *Server) QuarantineHost(ctx context.Context, r *connect.Request[v1.QuarantineHostRequest]) (*connect.Response[v1.QuarantineHostResponse], error) {
+	name := r.Msg.Name
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
+		return a.QuarantineHost(name, r.Msg.Grace.AsDuration(), r.Msg.Undo)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.QuarantineHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
+}
+
 // TrustHost puts a host into a trust group, or, where that is empty, has it trust no other.
 func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostRequest]) (*connect.Response[v1.TrustHostResponse], error) {
 	name := r.Msg.Name

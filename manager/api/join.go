@@ -44,7 +44,7 @@ const mostJoin = 4 << 10
 // manager than to them. A damaged request does not use the token up.
 func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, site string, err error) {
 	if r.Token == "" {
-		id, err = j.renew(ctx)
+		id, err = j.renew(ctx, r.Request)
 		return id, "", err
 	}
 	token, err := ca.ParseToken(r.Token)
@@ -94,7 +94,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 			return id, nil, fail(connect.CodePermissionDenied, "user %s was removed", name)
 		}
 		used.UsedUid = u.Meta.Uid
-		return ca.Identity{Kind: kind, Name: name, UID: u.Meta.Uid}, append(ops, joined("user", name, "logged in by token")), nil
+		return ca.Identity{Kind: kind, Name: name, UID: u.Meta.Uid, Generation: u.Generation}, append(ops, joined("user", name, "logged in by token")), nil
 	}
 	host, err := core.NewHost(snap, name, store.NewUID())
 	if err != nil {
@@ -111,7 +111,7 @@ func usedToken(snap *store.Snapshot, record *v1.Token, kind ca.Kind, name string
 	id := ca.Identity{Kind: kind, Name: name, UID: record.UsedUid}
 	meta := snap.Hosts[name].GetMeta()
 	if kind == ca.KindUser {
-		meta = snap.Users[name].GetMeta()
+		meta, id.Generation = snap.Users[name].GetMeta(), snap.Users[name].GetGeneration()
 	}
 	if record.UsedBy != name || !bytes.Equal(record.UsedKeySha256, key) || meta.GetUid() != record.UsedUid {
 		return id, fail(connect.CodePermissionDenied, "the token was used already, by %s; ask for a new one", record.UsedBy)
@@ -133,11 +133,18 @@ func findToken(snap *store.Snapshot, token ca.Token) *v1.Token {
 	return nil
 }
 
-// renew says for whom the caller's certificate, honoured by identify, is.
-func (j *joiner) renew(ctx context.Context) (ca.Identity, error) {
+// renew says for whom the caller's certificate, honoured by identify, is. The new one is for the same key.
+func (j *joiner) renew(ctx context.Context, request []byte) (ca.Identity, error) {
 	c := callerOf(ctx)
 	if c.kind != ca.KindUser && c.kind != ca.KindHost {
 		return ca.Identity{}, fail(connect.CodeUnauthenticated, "a token is needed, or a certificate that is still good: %s", c.why)
 	}
-	return ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid}, nil
+	key, err := ca.RequestKeyHash(request)
+	if err != nil {
+		return ca.Identity{}, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if !bytes.Equal(key, c.key) {
+		return ca.Identity{}, fail(connect.CodePermissionDenied, "a certificate is renewed for its own key alone; for another key, ask for a token")
+	}
+	return c.identity(), nil
 }

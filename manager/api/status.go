@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"watari/core"
@@ -86,6 +87,12 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 		switch h.State {
 		case v1.HostState_HOST_STATE_READY:
 			resp.HostsReady++
+		case v1.HostState_HOST_STATE_QUARANTINED:
+			if len(h.Guests) > 0 && c.admin {
+				resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is cut off, with guests on it that may well run on: %s; when it is off for good, say so with `watari host remove %s --lost`",
+					name, strings.Join(h.Guests, ", "), name))
+			}
+			continue
 		case v1.HostState_HOST_STATE_UNREACHABLE:
 			since := ""
 			if h.LastSeen != nil {

@@ -174,6 +174,31 @@ func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableU
 	return connect.NewResponse(&v1.DisableUserResponse{User: s.Store.Snapshot().Users[name]}), nil
 }
 
+// RevokeUser voids a user's certificates and tokens, because somebody else may have the key. Streams end, and so do the web console's
+// sessions.
+func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUserRequest]) (*connect.Response[v1.RevokeUserResponse], error) {
+	name, c := r.Msg.Name, callerOf(ctx)
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		u := snap.Users[name]
+		now := who(snap, c.identity())
+		switch {
+		case u == nil:
+			return nil, missing("user", name, snap.Users)
+		case now.kind == "": // revoked or disabled by another administrator meanwhile
+			return nil, fail(connect.CodeUnauthenticated, "%s", now.why)
+		case name == c.name:
+			return nil, fail(connect.CodeFailedPrecondition, "the certificates of user %s cannot be revoked by you: somebody has to be left who can let others in", name)
+		}
+		u = proto.CloneOf(u)
+		u.Generation++
+		return append(deleteTokens(snap, name), store.Update(u), audit(ctx, "user", name, "certificates revoked")), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RevokeUserResponse{User: s.Store.Snapshot().Users[name]}), nil
+}
+
 // RemoveUser removes a user who has no clusters and no volumes; their certificates are not honoured from then on.
 func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
 	name := r.Msg.Name

@@ -40,9 +40,9 @@ type logins struct {
 
 // login is what a secret is good for. Only the secret's hash is kept.
 type login struct {
-	user, uid string
-	link      bool // a link, which is good once
-	ends      time.Time
+	user ca.Identity
+	link bool // a link, which is good once
+	ends time.Time
 }
 
 func (l *logins) time() time.Time {
@@ -53,7 +53,7 @@ func (l *logins) time() time.Time {
 }
 
 // add makes a secret.
-func (l *logins) add(user, uid string, link bool, lasts time.Duration) (secret string, ends time.Time) {
+func (l *logins) add(user ca.Identity, link bool, lasts time.Duration) (secret string, ends time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, own := l.time(), 0
@@ -62,7 +62,7 @@ func (l *logins) add(user, uid string, link bool, lasts time.Duration) (secret s
 		switch {
 		case !now.Before(k.ends):
 			delete(l.kept, hash)
-		case k.uid == uid:
+		case k.user.UID == user.UID:
 			own++
 			if o, is := l.kept[first]; !is || k.ends.Before(o.ends) {
 				first = hash
@@ -76,7 +76,7 @@ func (l *logins) add(user, uid string, link bool, lasts time.Duration) (secret s
 		l.kept = map[[sha256.Size]byte]login{}
 	}
 	secret, ends = rand.Text(), now.Add(lasts)
-	l.kept[sha256.Sum256([]byte(secret))] = login{user, uid, link, ends}
+	l.kept[sha256.Sum256([]byte(secret))] = login{user, link, ends}
 	return secret, ends
 }
 
@@ -103,8 +103,7 @@ func (l *logins) remove(secret string) {
 
 // CreateConsoleLink makes a key for one login.
 func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.CreateConsoleLinkRequest]) (*connect.Response[v1.CreateConsoleLinkResponse], error) {
-	c := callerOf(ctx)
-	secret, ends := s.logins.add(c.name, c.uid, true, linkTime)
+	secret, ends := s.logins.add(callerOf(ctx).identity(), true, linkTime)
 	return connect.NewResponse(&v1.CreateConsoleLinkResponse{Url: s.Store.Snapshot().Leader + consolePath + "#" + secret, Expires: timestamppb.New(ends)}), nil
 }
 
@@ -135,16 +134,16 @@ func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, s.mustLead().Error(), http.StatusServiceUnavailable)
 		return
 	}
-	user, uid := "", ""
+	var user ca.Identity
 	if k, good := s.logins.take(asked.Key, true); good {
-		user, uid = k.user, k.uid
+		user = k.user
 	} else if c := callerOf(r.Context()); asked.Key == "" && c.kind == ca.KindUser {
-		user, uid = c.name, c.uid
+		user = c.identity()
 	} else {
 		http.Error(w, "the link has been used already, or is too old; `watari console` makes another one", http.StatusUnauthorized)
 		return
 	}
-	secret, ends := s.logins.add(user, uid, false, sessionTime)
+	secret, ends := s.logins.add(user, false, sessionTime)
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: secret, Path: "/", Expires: ends, Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 	w.WriteHeader(http.StatusNoContent)
 }
@@ -163,7 +162,7 @@ func (s *Server) byCookie(next http.Handler) http.Handler {
 		c := caller{why: "you are not logged in; `watari console` prints a link"}
 		if cookie, err := r.Cookie(cookieName); err == nil {
 			if k, good := s.logins.take(cookie.Value, false); good {
-				c = who(s.Store.Snapshot(), ca.Identity{Kind: ca.KindUser, Name: k.user, UID: k.uid})
+				c = who(s.Store.Snapshot(), k.user)
 			}
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))

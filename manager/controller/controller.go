@@ -28,6 +28,8 @@ type Sessions interface {
 	Send(host string, wanted *v1.HostWanted)
 	// HTTPClient returns a client of the host's agent.
 	HTTPClient(host string) (connect.HTTPClient, error)
+	// Cut ends the session of a host that was cut off.
+	Cut(host string)
 }
 
 // Deps is what the controller works with.
@@ -139,6 +141,11 @@ func (c *Controller) pass(ctx context.Context) (again time.Time, err error) {
 func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.Time, err error) {
 	if err := store.Readable(s); err != nil {
 		return time.Time{}, err
+	}
+	for name, h := range s.Hosts {
+		if h.Quarantine.GetCutOff() != nil {
+			c.Sessions.Cut(name)
+		}
 	}
 	reports := core.Capture(s, c.Sessions) // held and Decide must see the same reports
 	if held, err := c.held(ctx, s, reports); held || err != nil {

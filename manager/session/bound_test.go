@@ -72,7 +72,7 @@ func TestAReportThatSaysTooMuchIsCut(t *testing.T) {
 func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	s := New(nil, nil)
 	ses := &session{name: "a1"}
-	s.host("a1").session = ses
+	s.open[ses] = true
 	changes := s.Subscribe(t.Context())
 	for i := range 3 {
 		s.received(ses, &v1.HostObserved{Info: &v1.HostInfo{LibvirtVersion: strings.Repeat("x", 1<<20)}, Load: &v1.HostLoad{CpuBusy: float64(i)}})

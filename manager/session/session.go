@@ -5,11 +5,11 @@ package session
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -39,11 +39,14 @@ type Sessions struct {
 	Log *slog.Logger
 	// Sampled gets each sample of a connected host; nil: samples are not asked for. It may keep the sample.
 	Sampled func(host string, sample *v1.HostSample)
+	// Told, if it is set, is called when a host's session begins, and, with the reason, when one is refused or has to wait.
+	Told func(id ca.Identity, address string, err error)
 
 	agents watariv1connect.AgentServiceClient // of the session that is in a call's context (withSession)
 
 	mu     sync.Mutex
 	hosts  map[string]*host
+	open   map[*session]bool // all of them, those too that are not their host's
 	subs   []chan struct{}
 	closed bool
 }
@@ -59,10 +62,14 @@ type host struct {
 	wanted    *v1.HostWanted
 }
 
-// session is one connection.
+// session is one connection. It is its host's from its first report on.
 type session struct {
-	name   string
-	conn   net.Conn
+	id     ca.Identity
+	name   string // of the host
+	key    []byte // hash of the host's public key
+	boot   string // of the host, as its last report says
+	waits  bool   // people were told that another session has to end first
+	conn   *tls.Conn
 	client *http.Client
 	wake   chan struct{} // holds a token when wanted was replaced
 	cancel context.CancelFunc
@@ -73,7 +80,7 @@ func New(accept func(ca.Identity) error, log *slog.Logger) *Sessions {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Sessions{Accept: accept, Log: log, hosts: map[string]*host{}, agents: newAgents()}
+	return &Sessions{Accept: accept, Log: log, hosts: map[string]*host{}, open: map[*session]bool{}, agents: newAgents()}
 }
 
 // TLSNextProto is for http.Server.TLSNextProto: it serves agents' connections until they end. The server's TLS
@@ -98,15 +105,17 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	defer cancel()
 	transport := hostlink.NewTransport(conn)
 	defer transport.CloseIdleConnections()
-	ses := &session{name: id.Name, conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
+	key := sha256.Sum256(certs[0].RawSubjectPublicKeyInfo)
+	ses := &session{id: id, name: id.Name, key: key[:], conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
 	if err == nil {
-		err = s.begin(ses, id)
+		err = s.begin(ses)
 	}
 	if errors.Is(err, errClosed) {
 		return // the agent dials again, and may find another manager
 	}
 	if err != nil {
 		s.Log.Warn("an agent was refused", "identity", id.String(), "address", conn.RemoteAddr().String(), "reason", err)
+		s.tell(ses, err)
 		hostlink.Refuse(transport, err)
 		return
 	}
@@ -130,31 +139,92 @@ func explain(err error) string {
 	}
 }
 
-// begin makes ses the host's session, if Accept permits it, and ends an older session. It refuses after Close.
-func (s *Sessions) begin(ses *session, id ca.Identity) error {
+// mostSessions bounds the sessions of a host, of which one is its own and the others wait.
+const mostSessions = 8
+
+// begin opens a session, if Accept permits it. It refuses after Close.
+func (s *Sessions) begin(ses *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errClosed
 	}
 	if s.Accept != nil {
-		if err := s.Accept(id); err != nil {
+		if err := s.Accept(ses.id); err != nil {
 			return err
 		}
 	}
+	own := 0
+	for other := range s.open {
+		if other.name == ses.name {
+			own++
+		}
+	}
+	if own >= mostSessions {
+		return fmt.Errorf("host %s has %d sessions already", ses.name, own)
+	}
+	s.open[ses] = true
+	return nil
+}
+
+// takeOver makes ses the host's session, and reports whether it is. An earlier session ends if it is from the same boot and has the same
+// key. Otherwise it may be that of the host itself, and ses that of a copy of the host's disk: then the earlier one stays until it ends
+// by itself. s.mu is held.
+func (s *Sessions) takeOver(ses *session, boot string) bool {
+	if !s.open[ses] {
+		return false // it was closed meanwhile
+	}
 	h := s.host(ses.name)
-	if h.session != nil {
-		h.session.conn.Close()
+	ses.boot = boot
+	before := h.session
+	if before == ses {
+		return true
+	}
+	if before != nil && (before.boot != ses.boot || !bytes.Equal(before.key, ses.key)) {
+		if !ses.waits {
+			ses.waits = true
+			err := fmt.Errorf("host %s is connected from %s, in another boot or with another key: this session waits until that one ends", ses.name, before.conn.RemoteAddr())
+			s.Log.Warn("two machines connect as one host", "host", ses.name, "address", ses.conn.RemoteAddr().String(), "reason", err)
+			go s.tell(ses, err)
+		}
+		return false
+	}
+	if before != nil {
+		s.close(before)
 	}
 	if h.connected {
 		h.connected, h.since = false, time.Now()
 	}
 	h.session = ses
-	return nil
+	go s.tell(ses, nil)
+	return true
+}
+
+// tell calls Told.
+func (s *Sessions) tell(ses *session, err error) {
+	if s.Told != nil {
+		s.Told(ses.id, ses.conn.RemoteAddr().String(), err)
+	}
+}
+
+// close closes a session. s.mu is held.
+func (s *Sessions) close(ses *session) {
+	delete(s.open, ses)
+	ses.conn.Close()
+}
+
+// closeAll closes the sessions of a host; of all, if host is empty. s.mu is held.
+func (s *Sessions) closeAll(host string) {
+	for ses := range s.open {
+		if host == "" || ses.name == host {
+			s.close(ses)
+		}
+	}
 }
 
 func (s *Sessions) end(ses *session) {
 	s.mu.Lock()
+	delete(s.open, ses)
 	h := s.hosts[ses.name]
 	if h == nil || h.session != ses {
 		s.mu.Unlock()
@@ -243,11 +313,22 @@ func (s *Sessions) takeSamples(ctx context.Context, ses *session, pace *rate.Lim
 	}
 	defer stream.Close()
 	for pace.Wait(ctx) == nil && stream.Receive() {
+		if !s.isHosts(ses) {
+			continue
+		}
 		sample := stream.Msg()
 		boundMessage(sample.ProtoReflect(), maxName, maxFacts)
 		s.Sampled(ses.name, sample)
 	}
 	return stream.Err()
+}
+
+// isHosts reports whether ses is its host's session.
+func (s *Sessions) isHosts(ses *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosts[ses.name]
+	return h != nil && h.session == ses
 }
 
 func pause(ctx context.Context, d time.Duration) {
@@ -299,11 +380,11 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 		fixed, err = withoutFigures(observed)
 	}
 	s.mu.Lock()
-	h = s.hosts[ses.name]
-	if h == nil || h.session != ses { // dropped, or replaced by a newer session
+	if !s.takeOver(ses, observed.GetInfo().GetBootId()) {
 		s.mu.Unlock()
 		return
 	}
+	h = s.hosts[ses.name]
 	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
 	changed := !h.connected || !same
 	if !same {
@@ -378,12 +459,17 @@ func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
 // Drop ends the session of a removed host and forgets its report.
 func (s *Sessions) Drop(name string) {
 	s.mu.Lock()
-	if h := s.hosts[name]; h != nil && h.session != nil {
-		h.session.conn.Close()
-	}
+	s.closeAll(name)
 	delete(s.hosts, name)
 	s.mu.Unlock()
 	s.notify()
+}
+
+// Cut ends the session of a host that Accept refuses from now on. Its last report stays.
+func (s *Sessions) Cut(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeAll(name)
 }
 
 // Reset ends all sessions and forgets all reports, because this manager no longer leads.
@@ -395,11 +481,7 @@ func (s *Sessions) Close() { s.reset(true) }
 func (s *Sessions) reset(close bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, h := range s.hosts {
-		if h.session != nil {
-			h.session.conn.Close()
-		}
-	}
+	s.closeAll("")
 	s.hosts = map[string]*host{}
 	s.closed = s.closed || close
 }

@@ -98,14 +98,23 @@ type fakeAgent struct {
 	first    func() // called before the first report
 	protocol uint32
 	samples  []*v1.HostSample
+	boot     string
+	repeats  bool // it reports again and again, and hears nothing
 }
 
 func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	if f.first != nil {
 		f.first()
 	}
-	if err := stream.Send(&v1.HostObserved{Info: &v1.HostInfo{BootId: "b1"}, Protocol: f.protocol}); err != nil {
+	report := &v1.HostObserved{Info: &v1.HostInfo{BootId: f.boot}, Protocol: f.protocol}
+	if err := stream.Send(report); err != nil {
 		return err
+	}
+	for f.repeats {
+		time.Sleep(10 * time.Millisecond)
+		if err := stream.Send(report); err != nil {
+			return err
+		}
 	}
 	for {
 		w, err := stream.Receive()
@@ -122,7 +131,7 @@ func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.Host
 	}
 }
 
-func newFakeAgent() *fakeAgent { return &fakeAgent{told: make(chan *v1.HostWanted, 1000)} }
+func newFakeAgent() *fakeAgent { return &fakeAgent{told: make(chan *v1.HostWanted, 1000), boot: "b1"} }
 
 func (f *fakeAgent) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -337,13 +346,59 @@ func TestNewestSessionWins(t *testing.T) {
 	go func() { ended <- hostlink.Dial(t.Context(), l.url, config, newFakeAgent().handler()) }()
 	l.await("the first connects", l.connected("a1"))
 	f := newFakeAgent()
-	go hostlink.Dial(t.Context(), l.url, config, f.handler())
+	go hostlink.Dial(t.Context(), l.url, config, f.handler()) // as after a restart of the agent
 	if err := <-ended; err == nil {
 		t.Fatal("no error")
 	}
 	l.await("the second connects", l.connected("a1"))
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1})
 	<-f.told
+}
+
+// copyOf returns an agent in a boot.
+func copyOf(boot string) *fakeAgent {
+	f := newFakeAgent()
+	f.boot, f.repeats = boot, true
+	return f
+}
+
+// TestACopyOfAHostWaits starts a second machine with the disk of the first, and thus with its key, in a boot of its own.
+func TestACopyOfAHostWaits(t *testing.T) {
+	l := newLab(t, nil)
+	told := make(chan error, 10)
+	l.sessions.Told = func(_ ca.Identity, _ string, err error) { told <- err }
+	config, other := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	first, cancel := context.WithCancel(t.Context())
+	f := newFakeAgent()
+	go hostlink.Dial(first, l.url, config, f.handler())
+	l.await("the first connects", l.connected("a1"))
+	if err := <-told; err != nil {
+		t.Fatal(err)
+	}
+	_, since, _ := l.sessions.Observed("a1")
+	for boot, config := range map[string]*tls.Config{"another boot": config, "b1": other} {
+		copied, end := context.WithCancel(t.Context())
+		go hostlink.Dial(copied, l.url, config, copyOf(boot).handler())
+		if err := <-told; err == nil || !strings.Contains(err.Error(), "waits until that one ends") {
+			t.Fatalf("boot %q: %v", boot, err)
+		}
+		if report, now, connected := l.sessions.Observed("a1"); report.Info.BootId != "b1" || now != since || !connected {
+			t.Fatalf("boot %q: the copy's report counts: %v", boot, report)
+		}
+		end()
+	}
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1})
+	<-f.told
+	go hostlink.Dial(t.Context(), l.url, config, copyOf("another boot").handler())
+	if err := <-told; err == nil {
+		t.Fatal("the copy did not wait")
+	}
+	cancel()
+	l.await("the first ends", func() bool { _, _, is := l.sessions.Observed("a1"); return !is })
+	l.await("the other machine connects", func() bool {
+		report, _, is := l.sessions.Observed("a1")
+		return is && report.Info.BootId == "another boot"
+	})
 }
 
 func TestConnectedOnlyOnceReported(t *testing.T) {

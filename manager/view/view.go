@@ -67,6 +67,8 @@ func host(s *core.Objects, r core.Reports, name string, guests []string, relays 
 
 func hostState(h *v1.Host, connected bool) v1.HostState {
 	switch {
+	case h.Quarantine.GetCutOff() != nil:
+		return v1.HostState_HOST_STATE_QUARANTINED
 	case !connected:
 		return v1.HostState_HOST_STATE_UNREACHABLE
 	case h.Draining && len(h.Guests) > 0:

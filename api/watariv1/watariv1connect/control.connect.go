@@ -49,6 +49,9 @@ const (
 	// ControlServiceDrainHostProcedure is the fully-qualified name of the ControlService's DrainHost
 	// RPC.
 	ControlServiceDrainHostProcedure = "/watari.v1.ControlService/DrainHost"
+	// ControlServiceQuarantineHostProcedure is the fully-qualified name of the ControlService's
+	// QuarantineHost RPC.
+	ControlServiceQuarantineHostProcedure = "/watari.v1.ControlService/QuarantineHost"
 	// ControlServiceRemoveHostProcedure is the fully-qualified name of the ControlService's RemoveHost
 	// RPC.
 	ControlServiceRemoveHostProcedure = "/watari.v1.ControlService/RemoveHost"
@@ -175,6 +178,9 @@ const (
 	// ControlServiceDisableUserProcedure is the fully-qualified name of the ControlService's
 	// DisableUser RPC.
 	ControlServiceDisableUserProcedure = "/watari.v1.ControlService/DisableUser"
+	// ControlServiceRevokeUserProcedure is the fully-qualified name of the ControlService's RevokeUser
+	// RPC.
+	ControlServiceRevokeUserProcedure = "/watari.v1.ControlService/RevokeUser"
 	// ControlServiceRemoveUserProcedure is the fully-qualified name of the ControlService's RemoveUser
 	// RPC.
 	ControlServiceRemoveUserProcedure = "/watari.v1.ControlService/RemoveUser"
@@ -217,6 +223,7 @@ type ControlServiceClient interface {
 	WhoAmI(context.Context, *connect.Request[watariv1.WhoAmIRequest]) (*connect.Response[watariv1.WhoAmIResponse], error)
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
+	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
@@ -283,6 +290,8 @@ type ControlServiceClient interface {
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
 	// DisableUser refuses all calls of a user from then on, or ends that. The user's clusters stay, and so do their runs.
 	DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error)
+	// RevokeUser voids the user's certificates and tokens; with a new token, which AddUser makes, the user logs in anew.
+	RevokeUser(context.Context, *connect.Request[watariv1.RevokeUserRequest]) (*connect.Response[watariv1.RevokeUserResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
@@ -343,6 +352,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceDrainHostProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("DrainHost")),
+			connect.WithClientOptions(opts...),
+		),
+		quarantineHost: connect.NewClient[watariv1.QuarantineHostRequest, watariv1.QuarantineHostResponse](
+			httpClient,
+			baseURL+ControlServiceQuarantineHostProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("QuarantineHost")),
 			connect.WithClientOptions(opts...),
 		),
 		removeHost: connect.NewClient[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse](
@@ -609,6 +624,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("DisableUser")),
 			connect.WithClientOptions(opts...),
 		),
+		revokeUser: connect.NewClient[watariv1.RevokeUserRequest, watariv1.RevokeUserResponse](
+			httpClient,
+			baseURL+ControlServiceRevokeUserProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RevokeUser")),
+			connect.WithClientOptions(opts...),
+		),
 		removeUser: connect.NewClient[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse](
 			httpClient,
 			baseURL+ControlServiceRemoveUserProcedure,
@@ -696,6 +717,7 @@ type controlServiceClient struct {
 	whoAmI            *connect.Client[watariv1.WhoAmIRequest, watariv1.WhoAmIResponse]
 	listHosts         *connect.Client[watariv1.ListHostsRequest, watariv1.ListHostsResponse]
 	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
+	quarantineHost    *connect.Client[watariv1.QuarantineHostRequest, watariv1.QuarantineHostResponse]
 	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
 	trustHost         *connect.Client[watariv1.TrustHostRequest, watariv1.TrustHostResponse]
 	spareHost         *connect.Client[watariv1.SpareHostRequest, watariv1.SpareHostResponse]
@@ -740,6 +762,7 @@ type controlServiceClient struct {
 	addUser           *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
 	listUsers         *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
 	disableUser       *connect.Client[watariv1.DisableUserRequest, watariv1.DisableUserResponse]
+	revokeUser        *connect.Client[watariv1.RevokeUserRequest, watariv1.RevokeUserResponse]
 	removeUser        *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
 	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
@@ -773,6 +796,11 @@ func (c *controlServiceClient) ListHosts(ctx context.Context, req *connect.Reque
 // DrainHost calls watari.v1.ControlService.DrainHost.
 func (c *controlServiceClient) DrainHost(ctx context.Context, req *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error) {
 	return c.drainHost.CallUnary(ctx, req)
+}
+
+// QuarantineHost calls watari.v1.ControlService.QuarantineHost.
+func (c *controlServiceClient) QuarantineHost(ctx context.Context, req *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error) {
+	return c.quarantineHost.CallUnary(ctx, req)
 }
 
 // RemoveHost calls watari.v1.ControlService.RemoveHost.
@@ -995,6 +1023,11 @@ func (c *controlServiceClient) DisableUser(ctx context.Context, req *connect.Req
 	return c.disableUser.CallUnary(ctx, req)
 }
 
+// RevokeUser calls watari.v1.ControlService.RevokeUser.
+func (c *controlServiceClient) RevokeUser(ctx context.Context, req *connect.Request[watariv1.RevokeUserRequest]) (*connect.Response[watariv1.RevokeUserResponse], error) {
+	return c.revokeUser.CallUnary(ctx, req)
+}
+
 // RemoveUser calls watari.v1.ControlService.RemoveUser.
 func (c *controlServiceClient) RemoveUser(ctx context.Context, req *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error) {
 	return c.removeUser.CallUnary(ctx, req)
@@ -1066,6 +1099,7 @@ type ControlServiceHandler interface {
 	WhoAmI(context.Context, *connect.Request[watariv1.WhoAmIRequest]) (*connect.Response[watariv1.WhoAmIResponse], error)
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
+	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
@@ -1132,6 +1166,8 @@ type ControlServiceHandler interface {
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
 	// DisableUser refuses all calls of a user from then on, or ends that. The user's clusters stay, and so do their runs.
 	DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error)
+	// RevokeUser voids the user's certificates and tokens; with a new token, which AddUser makes, the user logs in anew.
+	RevokeUser(context.Context, *connect.Request[watariv1.RevokeUserRequest]) (*connect.Response[watariv1.RevokeUserResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
@@ -1188,6 +1224,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceDrainHostProcedure,
 		svc.DrainHost,
 		connect.WithSchema(controlServiceMethods.ByName("DrainHost")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceQuarantineHostHandler := connect.NewUnaryHandler(
+		ControlServiceQuarantineHostProcedure,
+		svc.QuarantineHost,
+		connect.WithSchema(controlServiceMethods.ByName("QuarantineHost")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceRemoveHostHandler := connect.NewUnaryHandler(
@@ -1454,6 +1496,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("DisableUser")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceRevokeUserHandler := connect.NewUnaryHandler(
+		ControlServiceRevokeUserProcedure,
+		svc.RevokeUser,
+		connect.WithSchema(controlServiceMethods.ByName("RevokeUser")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceRemoveUserHandler := connect.NewUnaryHandler(
 		ControlServiceRemoveUserProcedure,
 		svc.RemoveUser,
@@ -1542,6 +1590,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListHostsHandler.ServeHTTP(w, r)
 		case ControlServiceDrainHostProcedure:
 			controlServiceDrainHostHandler.ServeHTTP(w, r)
+		case ControlServiceQuarantineHostProcedure:
+			controlServiceQuarantineHostHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveHostProcedure:
 			controlServiceRemoveHostHandler.ServeHTTP(w, r)
 		case ControlServiceTrustHostProcedure:
@@ -1630,6 +1680,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListUsersHandler.ServeHTTP(w, r)
 		case ControlServiceDisableUserProcedure:
 			controlServiceDisableUserHandler.ServeHTTP(w, r)
+		case ControlServiceRevokeUserProcedure:
+			controlServiceRevokeUserHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveUserProcedure:
 			controlServiceRemoveUserHandler.ServeHTTP(w, r)
 		case ControlServiceSetQuotaProcedure:
@@ -1679,6 +1731,10 @@ func (UnimplementedControlServiceHandler) ListHosts(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DrainHost is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.QuarantineHost is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error) {
@@ -1855,6 +1911,10 @@ func (UnimplementedControlServiceHandler) ListUsers(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) DisableUser(context.Context, *connect.Request[watariv1.DisableUserRequest]) (*connect.Response[watariv1.DisableUserResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DisableUser is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RevokeUser(context.Context, *connect.Request[watariv1.RevokeUserRequest]) (*connect.Response[watariv1.RevokeUserResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RevokeUser is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error) {

@@ -50,6 +50,16 @@ func (m *Manager) ListHosts(ctx context.Context, r *connect.Request[v1.ListHosts
 	return answer[v1.ListHostsRequest, v1.ListHostsResponse](ctx, m, r)
 }
 
+// QuarantineHost implements the service.
+func (m *Manager) QuarantineHost(ctx context.Context, r *connect.Request[v1.QuarantineHostRequest]) (*connect.Response[v1.QuarantineHostResponse], error) {
+	return answer[v1.QuarantineHostRequest, v1.QuarantineHostResponse](ctx, m, r)
+}
+
+// RevokeUser implements the service.
+func (m *Manager) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUserRequest]) (*connect.Response[v1.RevokeUserResponse], error) {
+	return answer[v1.RevokeUserRequest, v1.RevokeUserResponse](ctx, m, r)
+}
+
 // DrainHost implements the service.
 func (m *Manager) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostRequest]) (*connect.Response[v1.DrainHostResponse], error) {
 	return answer[v1.DrainHostRequest, v1.DrainHostResponse](ctx, m, r)

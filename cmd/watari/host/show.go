@@ -55,6 +55,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"site", info.GetSite()},
 		[2]string{"state", output.State(h.GetState())},
 		[2]string{"withdrawn", withdrawn(env.Now(), h.GetWithdrawn())},
+		[2]string{"quarantine", quarantined(env.Now(), h.GetQuarantine())},
 		[2]string{"agent seen", seen},
 		[2]string{"problems", strings.Join(h.GetProblems(), "\n")},
 		[2]string{"cores", cores(info)},
@@ -184,4 +185,15 @@ func spare(h *v1.Host) string {
 		return "takes only guests that are lost elsewhere"
 	}
 	return ""
+}
+
+// quarantined says what happens to a host that is not trusted any more; empty: it is trusted.
+func quarantined(now time.Time, q *v1.Quarantine) string {
+	switch {
+	case q == nil:
+		return ""
+	case q.CutOff != nil:
+		return "cut off " + output.Age(now, q.CutOff) + " ago"
+	}
+	return "it is cut off when its guests have left, at " + q.Until.AsTime().Local().Format(time.TimeOnly) + " at the latest"
 }

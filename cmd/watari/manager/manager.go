@@ -61,7 +61,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.config.FenceCommand, "fence", "", "path of a program that switches off a host with guests that does not answer; it gets the host's name (default: none)")
 	set.DurationVar(&f.config.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
 	set.BoolVar(&f.debug, "debug", false, "log more")
-	command.AddCommand(f.setAside(command))
+	command.AddCommand(f.setAside(command), f.enableAdmin(command))
 	return command
 }
 
@@ -97,6 +97,32 @@ func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 	for _, name := range []string{"state", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key"} {
 		command.Flags().AddFlag(parent.Flags().Lookup(name))
 	}
+	return command
+}
+
+// enableAdmin returns `watari manager enable-admin`.
+func (f *flags) enableAdmin(parent *cobra.Command) *cobra.Command {
+	command := &cobra.Command{
+		Use:   "enable-admin",
+		Short: "Let the first administrator in again, from the manager's machine",
+		Long: "Let the first administrator in again whom another one has disabled with `watari user disable admin`. It is for root of the manager's machine, for the " +
+			"case that nobody is left who could undo that. The manager does it within five minutes if it leads, and otherwise when it leads the next time.",
+		Example:       "  watari manager enable-admin --state /var/lib/watari/manager",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if _, err := os.Stat(f.config.State); err != nil {
+				return fmt.Errorf("there is no manager's state (say where with --state): %w", err)
+			}
+			if err := daemon.EnableAdmin(f.config.State); err != nil {
+				return err
+			}
+			fmt.Fprintln(c.OutOrStdout(), "the manager enables user admin when it leads")
+			return nil
+		},
+	}
+	command.Flags().AddFlag(parent.Flags().Lookup("state"))
 	return command
 }
 

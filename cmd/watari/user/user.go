@@ -20,11 +20,11 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "user",
 		Aliases: []string{"users"},
-		Short:   "Users of the manager: add, list, disable, remove",
+		Short:   "Users of the manager: add, list, disable, revoke, remove",
 		Long: "A user sees and changes only the user's own clusters, within a quota. An administrator sees and changes everything. " +
 			"The certificate that `watari login` gets identifies the user.",
 		Example: "  watari user add aiko --vcpus 16 --memory 32G\n  watari user list",
-	}, newAdd(env), newList(env), newDisable(env), newRemove(env))
+	}, newAdd(env), newList(env), newDisable(env), newRevoke(env), newRemove(env))
 }
 
 func newList(env *cli.Env) *cobra.Command {

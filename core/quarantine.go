@@ -1,0 +1,91 @@
+package core
+
+// quarantine.go - hosts that are not trusted any more. Such a host is drained, and then cut off: the manager and other hosts refuse
+// it, as if it were out of reach.
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// cutOff returns when a host was cut off; nil: it is not.
+func cutOff(h *v1.Host) *timestamppb.Timestamp { return h.GetQuarantine().GetCutOff() }
+
+// QuarantineHost has a host drained, and cut off when its guests have left, or after grace. A later call can make that time shorter.
+// With undo the host is trusted again; it stays drained.
+func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) (change Change, err error) {
+	h := a.Hosts[name]
+	switch {
+	case h == nil:
+		return change, Missing("host", name, a.Hosts)
+	case h.Meta.Deleting != nil:
+		return change, precondition("host %s is being removed", name)
+	case grace < 0:
+		return change, invalid("the time to leave host %s, %s, is below zero", name, grace)
+	case undo == (h.Quarantine == nil), cutOff(h) != nil && !undo:
+		return change, nil
+	}
+	h = proto.CloneOf(h)
+	until := a.Now.Add(grace)
+	switch {
+	case undo:
+		h.Quarantine = nil
+		a.audited(&change, "host", name, "is trusted again; it stays drained")
+	case h.Quarantine != nil && !until.Before(h.Quarantine.Until.AsTime()):
+		return change, nil
+	default:
+		if h.Quarantine == nil {
+			h.Draining, h.Quarantine = true, &v1.Quarantine{Since: timestamppb.New(a.Now)}
+		}
+		h.Quarantine.Until = timestamppb.New(until)
+		if grace == 0 {
+			h.Quarantine.CutOff = h.Quarantine.Until
+			a.audited(&change, "host", name, "quarantined, and cut off; guests on it: %s", listOr(HostGuests(a.Objects, name), "none"))
+		} else {
+			a.audited(&change, "host", name, "quarantined; it is cut off when its guests have left, or after %s", grace)
+		}
+	}
+	change.write(Update, h)
+	return change, nil
+}
+
+// cutOff cuts off quarantined hosts whose guests have left, or whose time is over.
+func (p *pass) cutOff() {
+	for _, name := range sortedKeys(p.Hosts) {
+		h := p.Hosts[name]
+		if h.Quarantine == nil || h.Quarantine.CutOff != nil || p.changed(h) || p.full() {
+			continue
+		}
+		guests := HostGuests(p.Objects, name)
+		if until := h.Quarantine.Until.AsTime(); len(guests) > 0 && p.Now.Before(until) {
+			p.again = earlier(p.again, until)
+			continue
+		}
+		h = proto.CloneOf(h)
+		h.Quarantine.CutOff = timestamppb.New(p.Now)
+		var c Change
+		c.write(Update, h)
+		c.event(v1.Severity_SEVERITY_WARNING, "host", name, "was cut off, because it is quarantined; guests on it: %s", listOr(guests, "none"))
+		p.propose("host/"+name, c)
+	}
+}
+
+// expelled returns the WireGuard keys of the hosts that were cut off, sorted.
+func (p *pass) expelled() []string {
+	if p.out == nil {
+		var keys []string
+		for _, h := range p.Hosts {
+			if key := h.Info.GetWireguardPublicKey(); cutOff(h) != nil && key != "" {
+				keys = append(keys, key)
+			}
+		}
+		slices.Sort(keys)
+		p.out = &keys
+	}
+	return *p.out
+}

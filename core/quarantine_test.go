@@ -1,0 +1,88 @@
+package core
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// quarantine asks for a host's quarantine, and returns the orders that follow.
+func (h *household) quarantine(host string, grace time.Duration, undo bool) map[string]*v1.HostWanted {
+	h.t.Helper()
+	h.ask(func(a *Admission) (Change, error) { return a.QuarantineHost(host, grace, undo) })
+	return h.pass(0)
+}
+
+func TestAQuarantinedHostIsCutOffWhenItsGuestsHaveLeft(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.change("a1", func(a1 *v1.Host) { a1.Info.WireguardPublicKey = "key of a1" })
+	h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "b1", "boot-b1"
+	orders := h.pass(time.Second)
+	if peers := orders["b1"].Network.Peers; len(peers) != 1 || peers[0].Name != "a1" {
+		t.Fatalf("b1 has the peers %v", peers)
+	}
+	h.quarantine("a1", time.Minute, false)
+	if moves := h.moves(); !strings.HasPrefix(moves, "md-0 ") || cutOff(h.objects.Hosts["a1"]) != nil {
+		t.Fatalf("moves %q, %v", moves, h.objects.Hosts["a1"].Quarantine)
+	}
+	h.arrive()
+	orders = h.pass(time.Second)
+	if cutOff(h.objects.Hosts["a1"]) == nil {
+		t.Fatalf("it is not cut off: %q", h.events)
+	}
+	for _, host := range []string{"a2", "b1"} {
+		w := orders[host].Network
+		if !slices.Equal(w.Expelled, []string{"key of a1"}) || slices.ContainsFunc(w.Peers, func(p *v1.PeerHost) bool { return p.Name == "a1" }) {
+			t.Errorf("%s: expelled %v, peers %v", host, w.Expelled, w.Peers)
+		}
+	}
+	a := h.admission()
+	_, err := a.DrainHost("a1", false)
+	if KindOf(err) != Precondition {
+		t.Errorf("a quarantined host takes guests: %v", err)
+	}
+	orders = h.quarantine("a1", 0, true)
+	if len(orders["b1"].Network.Expelled) > 0 || !h.objects.Hosts["a1"].Draining {
+		t.Errorf("after the undo: expelled %v, %v", orders["b1"].Network.Expelled, h.objects.Hosts["a1"])
+	}
+}
+
+func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "b1", "boot-b1"
+	h.pass(time.Second)
+	h.quarantine("a1", time.Minute, false)
+	h.quarantine("a1", 2*time.Minute, false) // longer again does not help it
+	h.pass(59 * time.Second)
+	if cutOff(h.objects.Hosts["a1"]) != nil {
+		t.Fatal("it is cut off before its time")
+	}
+	orders := h.pass(time.Second)
+	if cutOff(h.objects.Hosts["a1"]) == nil || h.objects.Guests["md-0"].Host != "a1" {
+		t.Fatalf("%v; events %q", h.objects.Hosts["a1"].Quarantine, h.events)
+	}
+	// Nothing is sent to a guest there, and nobody says that it is gone.
+	for _, r := range orders["b1"].Network.Routes {
+		if r.Host == "a1" {
+			t.Errorf("a route to it: %v", r)
+		}
+	}
+}
+
+func TestAQuarantineAtOnce(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.quarantine("a1", 0, false)
+	if cutOff(h.objects.Hosts["a1"]) == nil || h.objects.Guests["md-0"].Host != "a1" {
+		t.Fatalf("%v; events %q", h.objects.Hosts["a1"].Quarantine, h.events)
+	}
+	a := h.admission()
+	if _, err := a.QuarantineHost("c1", 0, false); KindOf(err) != NotFound {
+		t.Error(err)
+	}
+	if _, err := a.QuarantineHost("b1", -1, false); KindOf(err) != Invalid {
+		t.Error(err)
+	}
+}
