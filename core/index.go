@@ -387,9 +387,12 @@ func (x *index) markCheckpoints(cluster string) {
 	}
 }
 
-// markFiles marks the hosts that have files of checkpoints; key is as in checkpointsOf.
+// markFiles marks the hosts that have files of checkpoints, or may be told to fetch one; key is as in checkpointsOf.
 func (x *index) markFiles(key string) {
 	for c := range x.checkpointsOf[key] {
+		if x.uncopied[c] {
+			x.markCopiers()
+		}
 		for _, host := range checkpointHosts(c) {
 			x.hosts[host] = true
 		}
