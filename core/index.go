@@ -101,6 +101,12 @@ func (x *index) see(w *World) {
 	if !sameMap(before.Storages, w.Storages) {
 		x.markMounts()
 	}
+	if !sameMap(before.Sites, w.Sites) {
+		x.everything = true
+		for name := range w.Hosts {
+			x.markPeers(name)
+		}
+	}
 	differences(before.Hosts, w.Hosts, x.seeHost)
 	if !sameMap(before.Images, w.Images) {
 		x.imageDigest, x.everything = nil, true

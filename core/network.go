@@ -119,6 +119,7 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 	}
 	slices.SortFunc(lists, func(a, b []*v1.GuestRoute) int { return byAddress(a[0], b[0]) })
 	w.Relayed, w.Probes, w.Expelled = p.between[host], p.Core.probes[host], p.expelled()
+	w.GuardedLan = !p.TrustedLAN(p.Hosts[host].GetInfo().GetSite())
 	w.Routes = slices.Concat(lists...)
 	// This takes linear time if the clusters' addresses do not interleave.
 	slices.SortFunc(w.Routes, byAddress)
@@ -130,6 +131,7 @@ func byAddress(a, b *v1.GuestRoute) int { return cmp.Compare(a.Address, b.Addres
 // peerHosts are the descriptions of a host for other hosts.
 type peerHosts struct {
 	info      *v1.HostInfo // from which they were made
+	trusted   bool         // the LAN of its site was trusted
 	near, far *v1.PeerHost // for hosts of its site, and for others
 }
 
@@ -140,13 +142,13 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 		return nil
 	}
 	known := p.index.peers[name]
-	if known.info != info {
+	if trusted := p.TrustedLAN(info.Site); known.info != info || known.trusted != trusted {
 		describe := func(sameSite bool) *v1.PeerHost {
-			return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: sameSite,
+			return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: sameSite && trusted,
 				WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort,
-				DialOnly: info.DialOnly, Keepalive: !sameSite && info.RelayPort != 0}
+				DialOnly: info.DialOnly && (!sameSite || trusted), Keepalive: !sameSite && info.RelayPort != 0}
 		}
-		known = peerHosts{info, describe(true), describe(false)}
+		known = peerHosts{info, trusted, describe(true), describe(false)}
 		p.index.peers[name] = known
 	}
 	if info.Site == p.Hosts[host].GetInfo().GetSite() {

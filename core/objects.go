@@ -34,6 +34,7 @@ type Objects struct {
 	Checkpoints map[string]*v1.Checkpoint
 	Volumes     map[string]*v1.Volume
 	Storages    map[string]*v1.Storage
+	Sites       map[string]*v1.Site
 	// Unreadable are objects whose stored value cannot be read, by key. Their earlier values stay in force.
 	Unreadable map[string]error
 }
@@ -45,7 +46,7 @@ func NoObjects() *Objects {
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
 		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{}, Checkpoints: map[string]*v1.Checkpoint{},
-		Volumes: map[string]*v1.Volume{}, Storages: map[string]*v1.Storage{},
+		Volumes: map[string]*v1.Volume{}, Storages: map[string]*v1.Storage{}, Sites: map[string]*v1.Site{},
 	}
 }
 
@@ -143,6 +144,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "volume", &w.Volumes, op.Kind, o)
 		case *v1.Storage:
 			applyTo(w, "storage", &w.Storages, op.Kind, o)
+		case *v1.Site:
+			applyTo(w, "site", &w.Sites, op.Kind, o)
 		case *v1.Policy:
 			applyTo(w, "policy", &w.Policies, op.Kind, o)
 		default:

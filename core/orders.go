@@ -81,7 +81,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints, Volumes: base.Volumes,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
-		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes, Expelled: base.Network.Expelled}
+		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes, Expelled: base.Network.Expelled, GuardedLan: base.Network.GuardedLan}
 	if s := book.share[host]; s != nil {
 		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, slices.Concat(s.blobs, base.Blobs), s.templates
 		slices.SortFunc(w.Blobs, func(a, b *v1.BlobShare) int { return cmp.Compare(a.Digest, b.Digest) })
@@ -106,7 +106,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 
 // sameNetwork reports whether two orders have the same network. Most elements of the lists are the same objects.
 func sameNetwork(a, b *v1.NetworkWanted) bool {
-	return a.Generation == b.Generation && a.Mtu == b.Mtu && sameList(a.Routes, b.Routes) && sameList(a.Peers, b.Peers) &&
+	return a.Generation == b.Generation && a.Mtu == b.Mtu && a.GuardedLan == b.GuardedLan && sameList(a.Routes, b.Routes) && sameList(a.Peers, b.Peers) &&
 		sameList(a.Relayed, b.Relayed) && sameList(a.Probes, b.Probes) && slices.Equal(a.Expelled, b.Expelled) &&
 		slices.EqualFunc(a.Clusters, b.Clusters, func(a, b *v1.ClusterNetwork) bool {
 			return a.Name == b.Name && a.Prefix == b.Prefix && a.HomeServer == b.HomeServer && sameList(a.Peers, b.Peers)

@@ -17,7 +17,7 @@ func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 	}{
 		{&v1.HostWanted{}, []string{"term", "generation", "guests", "network", "images", "sharing", "blobs", "templates", "trust_group", "boot_id",
 			"protocol", "stamp", "checkpoints", "volumes", "base_generation", "dropped"}}, // the last two are only in changes
-		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu", "relayed", "probes", "expelled"}},
+		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu", "relayed", "probes", "expelled", "guarded_lan"}},
 		{&v1.ClusterNetwork{}, []string{"name", "prefix", "peers", "home_server"}},
 		{&v1.GuestRoute{}, []string{"address", "host"}}, // clusterNetwork.reuse
 		{&v1.Peer{}, []string{"name", "address", "slots"}},

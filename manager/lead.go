@@ -5,8 +5,10 @@ package manager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"watari/core"
 	"watari/manager/controller"
 	"watari/manager/store"
 )
@@ -53,6 +55,11 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	}()
 	if err := m.ensureAdmin(ctx); err != nil {
 		return err
+	}
+	if first := core.FirstSites(m.store.Snapshot()); len(first.Ops) > 0 {
+		if err := m.store.Txn(ctx, store.Operations(first)...); err != nil {
+			return fmt.Errorf("make the objects of sites: %w", err)
+		}
 	}
 	m.Log.Info("this manager leads", "term", term)
 	begun := time.Now()

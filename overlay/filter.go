@@ -30,7 +30,8 @@ import (
 // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
 // overlay enabled forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent
-// (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is full, packets pass
+// (tap, destination: what a guest has sent to another, in bytes; see traffic.go); guarded (the LAN's interface, if the LAN is not trusted:
+// guests get nothing from there). If sent is full, packets pass
 // uncounted.
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
@@ -43,6 +44,7 @@ table inet watari {
 	set pairs { type ipv4_addr . ipv4_addr; flags interval; {{with .Pairs}}elements = { {{.}} }{{end}} }
 	set opened { type ifname; {{with .Opened}}elements = { {{.}} }{{end}} }
 	set storage { type ifname . ipv4_addr . inet_service; {{with .Storage}}elements = { {{.}} }{{end}} }
+	set guarded { type ifname; {{with .Guarded}}elements = { {{.}} }{{end}} }
 	set sent { type ifname . ipv4_addr; flags dynamic,timeout; timeout {{.KeepSent}}s; size {{.MaxSent}}; }
 
 	chain untracked {
@@ -52,6 +54,8 @@ table inet watari {
 	}
 	chain forward {
 		type filter hook forward priority filter - 10; policy accept;
+		iifname @guarded oifname @taps drop
+		iifname @guarded ip saddr @clusters drop
 		iifname @taps goto from_guest
 		oifname @taps goto to_guest
 		iifname "{{.WireGuard}}" goto transit
@@ -197,7 +201,7 @@ type rulesetData struct {
 	LAN, WireGuard                                   string
 	Gateway                                          netip.Addr
 	Taps, Sources, Prefixes, Clusters, Pairs, Opened string
-	Storage                                          string
+	Storage, Guarded                                 string
 	KeepSent, MaxSent, TunnelPort                    int
 	Hosts                                            netip.Prefix
 }
@@ -223,6 +227,9 @@ func (o *Overlay) rulesetData() rulesetData {
 	}
 	if f, ok := o.readSavedLAN(); ok && f.Forwarding == "0" {
 		d.Opened = quote(o.lan.name)
+	}
+	if o.guarded {
+		d.Guarded = quote(o.lan.name)
 	}
 	return d
 }
@@ -318,8 +325,8 @@ func (o *Overlay) OpenStorage(ctx context.Context, ports map[string][]uint16) er
 }
 
 // filterClusters updates the filter with the clusters of the last NetworkWanted and those of the guests plugged in
-// here.
-func (o *Overlay) filterClusters(ctx context.Context) error {
+// here, and with whether the LAN is guarded.
+func (o *Overlay) filterClusters(ctx context.Context, guarded bool) error {
 	wanted := maps.Clone(o.wanted)
 	for _, g := range o.guests {
 		wanted[g.Prefix.Masked()] = true
@@ -331,7 +338,13 @@ func (o *Overlay) filterClusters(ctx context.Context) error {
 	for _, prefix := range missing(wanted, o.clusters, byAddress) {
 		text.WriteString(clusterLines("add", prefix))
 	}
-	o.clusters = wanted
+	switch {
+	case guarded && !o.guarded:
+		text.WriteString(setLine("add", "guarded", quote(o.lan.name)))
+	case !guarded && o.guarded:
+		text.WriteString(setLine("delete", "guarded", quote(o.lan.name)))
+	}
+	o.clusters, o.guarded = wanted, guarded
 	return o.changeFilter(ctx, text.String())
 }
 
@@ -354,6 +367,12 @@ func (o *Overlay) changeFilter(ctx context.Context, text string) error {
 		return err
 	}
 	return nil
+}
+
+// readGuarded reports whether the LAN is guarded by the filter that an earlier agent installed.
+func readGuarded(ctx context.Context) bool {
+	out, err := exec.CommandContext(ctx, program("nft"), "list", "set", "inet", "watari", "guarded").Output()
+	return err == nil && bytes.Contains(out, []byte("elements"))
 }
 
 // readClusters returns the clusters in the filter that an earlier agent installed; none if the filter cannot be read.

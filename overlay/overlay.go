@@ -122,6 +122,7 @@ type Overlay struct {
 	made         map[wgtypes.Key]time.Time      // when peers were made
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
 	expelled     map[wgtypes.Key]bool           // of the last NetworkWanted
+	guarded      bool                           // guests get nothing from the LAN
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
 	addressed    bool                           // the device has this host's own address, as far as that is possible
@@ -301,7 +302,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	o.recordLeftOut(p.errs)
 	o.wanted, o.peers, o.expelled = p.clusters, p.peers, p.expelled
 	var errs []error
-	if err := o.filterClusters(ctx); err != nil {
+	if err := o.filterClusters(ctx, wanted.GetGuardedLan()); err != nil {
 		errs = append(errs, err)
 	}
 	// First add to WireGuard what the new routes need, then change the routes, then remove the rest from WireGuard. So
@@ -343,6 +344,7 @@ func (o *Overlay) prepare(ctx context.Context) error {
 	if err := o.enableForwarding(); err != nil {
 		return err
 	}
+	o.guarded = readGuarded(ctx)
 	for _, prefix := range readClusters(ctx) {
 		o.clusters[prefix] = true
 	}

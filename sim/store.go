@@ -104,6 +104,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Volumes[name])
 	case *v1.Storage:
 		return orNil(o.Storages[name])
+	case *v1.Site:
+		return orNil(o.Sites[name])
 	case *v1.Policy:
 		return orNil(o.Policies[name])
 	}

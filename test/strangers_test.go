@@ -3,11 +3,17 @@ package test
 // strangers_test.go - attacks by hosts that belong to somebody else. docs/design/threats.md lists them.
 
 import (
+	"encoding/hex"
 	"fmt"
+	"net"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"watari/overlay"
 )
 
 // The root of a guest's source uses the way to the target's libvirt, which is there while the guest moves, for calls of its own.
@@ -108,4 +114,82 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 		return strings.Contains(out, "quarantined") && guestNamed(t, "out-0").Host != second, out
 	})
 	settled(t, "out", 2)
+}
+
+// A machine of a site's LAN sends as a guest. A LAN that is not trusted carries only what WireGuard has encrypted.
+func TestALANIsTrustedOnlyWhereAnAdministratorSaysSo(t *testing.T) {
+	if out := must(t, "status"); !strings.Contains(out, "traffic between hosts there is not encrypted") {
+		t.Errorf("the lab's LANs are trusted, and nobody is told:\n%s", out)
+	}
+	newCluster(t, "lan", 2, "--site", "a", "--spread", "host")
+	settled(t, "lan", 2)
+	to, from := guestNamed(t, "lan-0"), guestNamed(t, "lan-1")
+	forged := strings.TrimSpace(inHost(t, to.Host, "cat /sys/class/net/$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}')/address"))
+	frame := udpFrame(t, forged, from.Address, to.Address)
+	forge := func() { // by root of another machine of the LAN, which no packet filter stops
+		inHost(t, from.Host, "lan=$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}'); perl -e 'socket(my $s, 17, 3, 0) or die $!; "+
+			"my $to = pack(\"S n i S C C a8\", 17, 0x0800, $ARGV[0], 0, 0, 6, \"\"); for (1..5) { send($s, pack(\"H*\", $ARGV[1]), 0, $to) or die $! }' "+
+			"$(cat /sys/class/net/$lan/ifindex) "+frame)
+	}
+	received := func() int { // datagrams to a port that nobody has
+		n, err := strconv.Atoi(strings.TrimSpace(must(t, "guest", "exec", "lan-0", "--", "sh", "-c", "awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	send := func() { must(t, "guest", "exec", "lan-1", "--", "bash", "-c", "echo > /dev/udp/"+to.Address+"/9") }
+	arrive := func(does func()) int {
+		before := received()
+		does()
+		time.Sleep(time.Second)
+		return received() - before
+	}
+	if n := arrive(forge); n != 5 {
+		t.Fatalf("%d of 5 forged messages arrive where the LAN is trusted: the attack is not one", n)
+	}
+	ended := make(chan string, 1)
+	go func() {
+		out, _ := shared.watari(5*time.Minute, "run", "lan", "-n", "2", "--", "NPopenmpi", "-i", "-n", "3", "-l", "1000", "-u", "50000")
+		ended <- out
+	}()
+	t.Cleanup(func() { must(t, "site", "set", "a", "--trusted-lan") })
+	time.Sleep(3 * time.Second)
+	must(t, "site", "set", "a", "--trusted-lan=false")
+	wholeUpTo(t, 32768, <-ended)
+	if n := arrive(send); n != 1 {
+		t.Errorf("%d of 1 messages arrive through WireGuard", n)
+	}
+	if n := arrive(forge); n > 0 {
+		t.Errorf("%d forged messages arrive", n)
+	}
+	if out := inHost(t, from.Host, "ip route get "+to.Address); !strings.Contains(out, overlay.Device) {
+		t.Errorf("messages go by %s", out)
+	}
+	// A guest still moves within the site.
+	must(t, "migrate", "lan-0", "--to", from.Host)
+	must(t, "migrate", "lan-0", "--to", to.Host)
+	if n := arrive(send); n != 1 {
+		t.Errorf("%d of 1 messages arrive after a move", n)
+	}
+}
+
+// udpFrame returns an Ethernet frame with an empty UDP datagram, in hex digits.
+func udpFrame(t *testing.T, mac, from, to string) string {
+	t.Helper()
+	hardware, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packet := []byte{0x45, 0, 0, 28, 0, 1, 0, 0, 64, 17, 0, 0}
+	packet = append(append(packet, netip.MustParseAddr(from).AsSlice()...), netip.MustParseAddr(to).AsSlice()...)
+	sum := uint32(0)
+	for i := 0; i < len(packet); i += 2 {
+		sum += uint32(packet[i])<<8 | uint32(packet[i+1])
+	}
+	sum = sum&0xffff + sum>>16
+	sum = ^(sum&0xffff + sum>>16)
+	packet[10], packet[11] = byte(sum>>8), byte(sum)
+	packet = append(packet, 0x30, 0x39, 0, 9, 0, 8, 0, 0) // no checksum
+	return hex.EncodeToString(slices.Concat(hardware, []byte{2, 0, 0, 0, 0, 1, 8, 0}, packet))
 }

@@ -1777,7 +1777,9 @@ type NetworkWanted struct {
 	Relayed    []*Relayed             `protobuf:"bytes,6,rep,name=relayed,proto3" json:"relayed,omitempty"` // by port
 	Probes     []*Probe               `protobuf:"bytes,7,rep,name=probes,proto3" json:"probes,omitempty"`   // by host
 	// expelled: WireGuard keys of hosts that were cut off, sorted. Sessions with them end at once.
-	Expelled      []string `protobuf:"bytes,8,rep,name=expelled,proto3" json:"expelled,omitempty"`
+	Expelled []string `protobuf:"bytes,8,rep,name=expelled,proto3" json:"expelled,omitempty"`
+	// guarded_lan: guests get nothing that comes from the LAN, but what comes through WireGuard.
+	GuardedLan    bool `protobuf:"varint,9,opt,name=guarded_lan,json=guardedLan,proto3" json:"guarded_lan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1866,6 +1868,13 @@ func (x *NetworkWanted) GetExpelled() []string {
 		return x.Expelled
 	}
 	return nil
+}
+
+func (x *NetworkWanted) GetGuardedLan() bool {
+	if x != nil {
+		return x.GuardedLan
+	}
+	return false
 }
 
 // BlobPeer is another host, from which or by which a blob is fetched.
@@ -3288,7 +3297,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12%\n" +
 	"\x05peers\x18\x03 \x03(\v2\x0f.watari.v1.PeerR\x05peers\x12\x1f\n" +
 	"\vhome_server\x18\x04 \x01(\tR\n" +
-	"homeServer\"\xc6\x02\n" +
+	"homeServer\"\xe7\x02\n" +
 	"\rNetworkWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3299,7 +3308,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12,\n" +
 	"\arelayed\x18\x06 \x03(\v2\x12.watari.v1.RelayedR\arelayed\x12(\n" +
 	"\x06probes\x18\a \x03(\v2\x10.watari.v1.ProbeR\x06probes\x12\x1a\n" +
-	"\bexpelled\x18\b \x03(\tR\bexpelled\"J\n" +
+	"\bexpelled\x18\b \x03(\tR\bexpelled\x12\x1f\n" +
+	"\vguarded_lan\x18\t \x01(\bR\n" +
+	"guardedLan\"J\n" +
 	"\bBlobPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x18\n" +

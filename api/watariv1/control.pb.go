@@ -142,6 +142,7 @@ type GetStatusResponse struct {
 	MigrationsActive uint32                 `protobuf:"varint,9,opt,name=migrations_active,json=migrationsActive,proto3" json:"migrations_active,omitempty"`
 	RunsActive       uint32                 `protobuf:"varint,10,opt,name=runs_active,json=runsActive,proto3" json:"runs_active,omitempty"`
 	PolicyVersion    uint64                 `protobuf:"varint,11,opt,name=policy_version,json=policyVersion,proto3" json:"policy_version,omitempty"` // in force; 0: none, so that guests move only if somebody asks
+	TrustedLans      []string               `protobuf:"bytes,12,rep,name=trusted_lans,json=trustedLans,proto3" json:"trusted_lans,omitempty"`        // sites whose hosts' traffic with each other is not encrypted
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -251,6 +252,13 @@ func (x *GetStatusResponse) GetPolicyVersion() uint64 {
 		return x.PolicyVersion
 	}
 	return 0
+}
+
+func (x *GetStatusResponse) GetTrustedLans() []string {
+	if x != nil {
+		return x.TrustedLans
+	}
+	return nil
 }
 
 type WhoAmIRequest struct {
@@ -613,6 +621,182 @@ func (x *DrainHostResponse) GetHost() *Host {
 	return nil
 }
 
+type ListSitesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSitesRequest) Reset() {
+	*x = ListSitesRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSitesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSitesRequest) ProtoMessage() {}
+
+func (x *ListSitesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSitesRequest.ProtoReflect.Descriptor instead.
+func (*ListSitesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+}
+
+type ListSitesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sites         []*Site                `protobuf:"bytes,1,rep,name=sites,proto3" json:"sites,omitempty"` // by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSitesResponse) Reset() {
+	*x = ListSitesResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSitesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSitesResponse) ProtoMessage() {}
+
+func (x *ListSitesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSitesResponse.ProtoReflect.Descriptor instead.
+func (*ListSitesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListSitesResponse) GetSites() []*Site {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+type SetSiteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	TrustedLan    bool                   `protobuf:"varint,2,opt,name=trusted_lan,json=trustedLan,proto3" json:"trusted_lan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteRequest) Reset() {
+	*x = SetSiteRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteRequest) ProtoMessage() {}
+
+func (x *SetSiteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteRequest.ProtoReflect.Descriptor instead.
+func (*SetSiteRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SetSiteRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetSiteRequest) GetTrustedLan() bool {
+	if x != nil {
+		return x.TrustedLan
+	}
+	return false
+}
+
+type SetSiteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          *Site                  `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteResponse) Reset() {
+	*x = SetSiteResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteResponse) ProtoMessage() {}
+
+func (x *SetSiteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteResponse.ProtoReflect.Descriptor instead.
+func (*SetSiteResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetSiteResponse) GetSite() *Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
+}
+
 type QuarantineHostRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -625,7 +809,7 @@ type QuarantineHostRequest struct {
 
 func (x *QuarantineHostRequest) Reset() {
 	*x = QuarantineHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +821,7 @@ func (x *QuarantineHostRequest) String() string {
 func (*QuarantineHostRequest) ProtoMessage() {}
 
 func (x *QuarantineHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +834,7 @@ func (x *QuarantineHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuarantineHostRequest.ProtoReflect.Descriptor instead.
 func (*QuarantineHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *QuarantineHostRequest) GetName() string {
@@ -683,7 +867,7 @@ type QuarantineHostResponse struct {
 
 func (x *QuarantineHostResponse) Reset() {
 	*x = QuarantineHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +879,7 @@ func (x *QuarantineHostResponse) String() string {
 func (*QuarantineHostResponse) ProtoMessage() {}
 
 func (x *QuarantineHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +892,7 @@ func (x *QuarantineHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuarantineHostResponse.ProtoReflect.Descriptor instead.
 func (*QuarantineHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *QuarantineHostResponse) GetHost() *Host {
@@ -729,7 +913,7 @@ type RemoveHostRequest struct {
 
 func (x *RemoveHostRequest) Reset() {
 	*x = RemoveHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +925,7 @@ func (x *RemoveHostRequest) String() string {
 func (*RemoveHostRequest) ProtoMessage() {}
 
 func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +938,7 @@ func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
 func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoveHostRequest) GetName() string {
@@ -779,7 +963,7 @@ type RemoveHostResponse struct {
 
 func (x *RemoveHostResponse) Reset() {
 	*x = RemoveHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +975,7 @@ func (x *RemoveHostResponse) String() string {
 func (*RemoveHostResponse) ProtoMessage() {}
 
 func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +988,7 @@ func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostResponse.ProtoReflect.Descriptor instead.
 func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 type TrustHostRequest struct {
@@ -817,7 +1001,7 @@ type TrustHostRequest struct {
 
 func (x *TrustHostRequest) Reset() {
 	*x = TrustHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1013,7 @@ func (x *TrustHostRequest) String() string {
 func (*TrustHostRequest) ProtoMessage() {}
 
 func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1026,7 @@ func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostRequest.ProtoReflect.Descriptor instead.
 func (*TrustHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TrustHostRequest) GetName() string {
@@ -868,7 +1052,7 @@ type TrustHostResponse struct {
 
 func (x *TrustHostResponse) Reset() {
 	*x = TrustHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1064,7 @@ func (x *TrustHostResponse) String() string {
 func (*TrustHostResponse) ProtoMessage() {}
 
 func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1077,7 @@ func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostResponse.ProtoReflect.Descriptor instead.
 func (*TrustHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TrustHostResponse) GetHost() *Host {
@@ -913,7 +1097,7 @@ type CreateImageRequest struct {
 
 func (x *CreateImageRequest) Reset() {
 	*x = CreateImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1109,7 @@ func (x *CreateImageRequest) String() string {
 func (*CreateImageRequest) ProtoMessage() {}
 
 func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1122,7 @@ func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageRequest.ProtoReflect.Descriptor instead.
 func (*CreateImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateImageRequest) GetImage() *Image {
@@ -965,7 +1149,7 @@ type CreateImageResponse struct {
 
 func (x *CreateImageResponse) Reset() {
 	*x = CreateImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1161,7 @@ func (x *CreateImageResponse) String() string {
 func (*CreateImageResponse) ProtoMessage() {}
 
 func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1174,7 @@ func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageResponse.ProtoReflect.Descriptor instead.
 func (*CreateImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateImageResponse) GetImage() *Image {
@@ -1016,7 +1200,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1212,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1225,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListImagesRequest) GetName() string {
@@ -1060,7 +1244,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1256,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1269,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1105,7 +1289,7 @@ type PublishImageRequest struct {
 
 func (x *PublishImageRequest) Reset() {
 	*x = PublishImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1301,7 @@ func (x *PublishImageRequest) String() string {
 func (*PublishImageRequest) ProtoMessage() {}
 
 func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1314,7 @@ func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageRequest.ProtoReflect.Descriptor instead.
 func (*PublishImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PublishImageRequest) GetName() string {
@@ -1156,7 +1340,7 @@ type PublishImageResponse struct {
 
 func (x *PublishImageResponse) Reset() {
 	*x = PublishImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1352,7 @@ func (x *PublishImageResponse) String() string {
 func (*PublishImageResponse) ProtoMessage() {}
 
 func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1365,7 @@ func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageResponse.ProtoReflect.Descriptor instead.
 func (*PublishImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PublishImageResponse) GetImage() *Image {
@@ -1200,7 +1384,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1396,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1409,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -1243,7 +1427,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1439,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1452,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 type CreateClusterRequest struct {
@@ -1281,7 +1465,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1477,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1490,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -1333,7 +1517,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1529,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1542,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -1384,7 +1568,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1580,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1593,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -1428,7 +1612,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1440,7 +1624,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1453,7 +1637,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -1473,7 +1657,7 @@ type ResizeClusterRequest struct {
 
 func (x *ResizeClusterRequest) Reset() {
 	*x = ResizeClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1669,7 @@ func (x *ResizeClusterRequest) String() string {
 func (*ResizeClusterRequest) ProtoMessage() {}
 
 func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1682,7 @@ func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
 func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeClusterRequest) GetName() string {
@@ -1526,7 +1710,7 @@ type ResizeClusterResponse struct {
 
 func (x *ResizeClusterResponse) Reset() {
 	*x = ResizeClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1722,7 @@ func (x *ResizeClusterResponse) String() string {
 func (*ResizeClusterResponse) ProtoMessage() {}
 
 func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1735,7 @@ func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
 func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResizeClusterResponse) GetCluster() *Cluster {
@@ -1584,7 +1768,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1780,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1793,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1627,7 +1811,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1823,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1836,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 type CreateVolumeRequest struct {
@@ -1667,7 +1851,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1863,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1876,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1733,7 +1917,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1929,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1942,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1784,7 +1968,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1980,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1993,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListVolumesRequest) GetName() string {
@@ -1828,7 +2012,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2024,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2037,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1872,7 +2056,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2068,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2081,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteVolumeRequest) GetName() string {
@@ -1915,7 +2099,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2111,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2124,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 type AllowStorageRequest struct {
@@ -1952,7 +2136,7 @@ type AllowStorageRequest struct {
 
 func (x *AllowStorageRequest) Reset() {
 	*x = AllowStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2148,7 @@ func (x *AllowStorageRequest) String() string {
 func (*AllowStorageRequest) ProtoMessage() {}
 
 func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2161,7 @@ func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
 func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AllowStorageRequest) GetStorage() *Storage {
@@ -1997,7 +2181,7 @@ type AllowStorageResponse struct {
 
 func (x *AllowStorageResponse) Reset() {
 	*x = AllowStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2193,7 @@ func (x *AllowStorageResponse) String() string {
 func (*AllowStorageResponse) ProtoMessage() {}
 
 func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2206,7 @@ func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
 func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AllowStorageResponse) GetStorage() *Storage {
@@ -2047,7 +2231,7 @@ type ListStorageRequest struct {
 
 func (x *ListStorageRequest) Reset() {
 	*x = ListStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2243,7 @@ func (x *ListStorageRequest) String() string {
 func (*ListStorageRequest) ProtoMessage() {}
 
 func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2256,7 @@ func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 type ListStorageResponse struct {
@@ -2084,7 +2268,7 @@ type ListStorageResponse struct {
 
 func (x *ListStorageResponse) Reset() {
 	*x = ListStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2280,7 @@ func (x *ListStorageResponse) String() string {
 func (*ListStorageResponse) ProtoMessage() {}
 
 func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2293,7 @@ func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListStorageResponse) GetStorage() []*Storage {
@@ -2129,7 +2313,7 @@ type ForbidStorageRequest struct {
 
 func (x *ForbidStorageRequest) Reset() {
 	*x = ForbidStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2325,7 @@ func (x *ForbidStorageRequest) String() string {
 func (*ForbidStorageRequest) ProtoMessage() {}
 
 func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2338,7 @@ func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
 func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForbidStorageRequest) GetName() string {
@@ -2179,7 +2363,7 @@ type ForbidStorageResponse struct {
 
 func (x *ForbidStorageResponse) Reset() {
 	*x = ForbidStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2375,7 @@ func (x *ForbidStorageResponse) String() string {
 func (*ForbidStorageResponse) ProtoMessage() {}
 
 func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2388,7 @@ func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
 func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 type CreateCheckpointRequest struct {
@@ -2218,7 +2402,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2414,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2427,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -2277,7 +2461,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2473,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2486,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2330,7 +2514,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2526,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2539,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -2388,7 +2572,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2584,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2597,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -2432,7 +2616,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2628,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2641,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2475,7 +2659,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2671,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2684,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2513,7 +2697,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2709,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2722,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2564,7 +2748,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2760,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2773,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2610,7 +2794,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2806,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2819,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2669,7 +2853,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +2865,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +2878,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -2720,7 +2904,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2916,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2929,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -2764,7 +2948,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2960,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2973,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2810,7 +2994,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2822,7 +3006,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2835,7 +3019,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -2869,7 +3053,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3065,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3078,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -2921,7 +3105,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3117,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3130,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -2972,7 +3156,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3168,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3181,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -3016,7 +3200,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3212,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3225,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -3060,7 +3244,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3256,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3269,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -3104,7 +3288,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3300,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3313,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -3148,7 +3332,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3344,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3357,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -3195,7 +3379,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3391,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3404,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -3261,7 +3445,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3457,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3470,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -3312,7 +3496,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3508,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3521,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -3357,7 +3541,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3553,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3566,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3411,7 +3595,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3607,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3620,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3476,7 +3660,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3672,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3685,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3522,7 +3706,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3718,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3731,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3580,7 +3764,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3776,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3789,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3627,7 +3811,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +3823,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3836,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -3692,7 +3876,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +3888,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +3901,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -3739,7 +3923,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3935,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3948,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -3805,7 +3989,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +4001,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +4014,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -3856,7 +4040,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +4052,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +4065,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -3900,7 +4084,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +4096,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +4109,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -3946,7 +4130,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4142,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4155,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -4004,7 +4188,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4200,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4213,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -4052,7 +4236,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4064,7 +4248,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4077,7 +4261,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -4110,7 +4294,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4122,7 +4306,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4135,7 +4319,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -4154,7 +4338,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4350,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4363,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -4198,7 +4382,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4394,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4407,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -4243,7 +4427,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4255,7 +4439,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4268,7 +4452,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -4294,7 +4478,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4490,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4503,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -4341,7 +4525,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4353,7 +4537,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4366,7 +4550,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -4392,7 +4576,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4588,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4601,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -4439,7 +4623,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +4635,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +4648,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4510,7 +4694,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4522,7 +4706,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4535,7 +4719,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4583,7 +4767,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +4779,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +4792,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4635,7 +4819,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4647,7 +4831,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4660,7 +4844,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4688,7 +4872,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4884,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4897,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -4747,7 +4931,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4943,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4956,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -4797,7 +4981,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4809,7 +4993,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4822,7 +5006,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 type ListUsersResponse struct {
@@ -4834,7 +5018,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +5030,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +5043,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -4879,7 +5063,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4891,7 +5075,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4904,7 +5088,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -4930,7 +5114,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5126,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5139,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -4974,7 +5158,7 @@ type RevokeUserRequest struct {
 
 func (x *RevokeUserRequest) Reset() {
 	*x = RevokeUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4986,7 +5170,7 @@ func (x *RevokeUserRequest) String() string {
 func (*RevokeUserRequest) ProtoMessage() {}
 
 func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4999,7 +5183,7 @@ func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
 func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RevokeUserRequest) GetName() string {
@@ -5018,7 +5202,7 @@ type RevokeUserResponse struct {
 
 func (x *RevokeUserResponse) Reset() {
 	*x = RevokeUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +5214,7 @@ func (x *RevokeUserResponse) String() string {
 func (*RevokeUserResponse) ProtoMessage() {}
 
 func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +5227,7 @@ func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
 func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RevokeUserResponse) GetUser() *User {
@@ -5062,7 +5246,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5074,7 +5258,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5087,7 +5271,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -5105,7 +5289,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5301,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5130,7 +5314,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 type SetQuotaRequest struct {
@@ -5143,7 +5327,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5155,7 +5339,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5168,7 +5352,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5194,7 +5378,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5390,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5403,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5240,7 +5424,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5436,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5449,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5301,7 +5485,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5497,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5510,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5354,7 +5538,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5366,7 +5550,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5379,7 +5563,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5412,7 +5596,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5424,7 +5608,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5437,7 +5621,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5457,7 +5641,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5469,7 +5653,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5666,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5517,7 +5701,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5529,7 +5713,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5542,7 +5726,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5617,7 +5801,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5629,7 +5813,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5642,7 +5826,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -5661,7 +5845,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +5857,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +5870,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -5707,7 +5891,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5719,7 +5903,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5732,7 +5916,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5765,7 +5949,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5777,7 +5961,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5790,7 +5974,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5808,7 +5992,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5820,7 +6004,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5833,7 +6017,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -5847,7 +6031,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5859,7 +6043,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5872,7 +6056,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -5906,7 +6090,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +6102,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5931,7 +6115,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -5965,7 +6149,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5977,7 +6161,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5990,7 +6174,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -6069,7 +6253,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6265,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6094,7 +6278,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -6142,7 +6326,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6154,7 +6338,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6167,7 +6351,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6194,7 +6378,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6206,7 +6390,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6219,7 +6403,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6245,7 +6429,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6257,7 +6441,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6270,7 +6454,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6291,7 +6475,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +6487,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6316,7 +6500,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6350,7 +6534,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6362,7 +6546,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6375,7 +6559,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6407,7 +6591,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6419,7 +6603,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6432,7 +6616,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6487,7 +6671,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6499,7 +6683,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6512,7 +6696,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6539,7 +6723,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6551,7 +6735,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6564,7 +6748,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6596,7 +6780,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6608,7 +6792,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6621,7 +6805,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6677,7 +6861,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6689,7 +6873,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6702,7 +6886,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6738,7 +6922,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6750,7 +6934,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6763,7 +6947,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6805,7 +6989,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6817,7 +7001,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6830,7 +7014,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -6870,7 +7054,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6882,7 +7066,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6895,7 +7079,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -6961,7 +7145,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6973,7 +7157,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6986,7 +7170,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -7036,7 +7220,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7048,7 +7232,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7061,7 +7245,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -7100,7 +7284,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7296,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7309,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7182,7 +7366,7 @@ var File_watari_v1_control_proto protoreflect.FileDescriptor
 const file_watari_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\x17watari/v1/control.proto\x12\twatari.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15watari/v1/guest.proto\x1a\x15watari/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xe8\x02\n" +
+	"\x10GetStatusRequest\"\x8b\x03\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x1a\n" +
@@ -7197,7 +7381,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vruns_active\x18\n" +
 	" \x01(\rR\n" +
 	"runsActive\x12%\n" +
-	"\x0epolicy_version\x18\v \x01(\x04R\rpolicyVersion\"\x0f\n" +
+	"\x0epolicy_version\x18\v \x01(\x04R\rpolicyVersion\x12!\n" +
+	"\ftrusted_lans\x18\f \x03(\tR\vtrustedLans\"\x0f\n" +
 	"\rWhoAmIRequest\"5\n" +
 	"\x0eWhoAmIResponse\x12#\n" +
 	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"&\n" +
@@ -7214,7 +7399,16 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\"8\n" +
 	"\x11DrainHostResponse\x12#\n" +
-	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"p\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"\x12\n" +
+	"\x10ListSitesRequest\":\n" +
+	"\x11ListSitesResponse\x12%\n" +
+	"\x05sites\x18\x01 \x03(\v2\x0f.watari.v1.SiteR\x05sites\"E\n" +
+	"\x0eSetSiteRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vtrusted_lan\x18\x02 \x01(\bR\n" +
+	"trustedLan\"6\n" +
+	"\x0fSetSiteResponse\x12#\n" +
+	"\x04site\x18\x01 \x01(\v2\x0f.watari.v1.SiteR\x04site\"p\n" +
 	"\x15QuarantineHostRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x12\n" +
@@ -7631,11 +7825,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xc0&\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xca'\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
 	"\tListHosts\x12\x1b.watari.v1.ListHostsRequest\x1a\x1c.watari.v1.ListHostsResponse\x12F\n" +
+	"\tListSites\x12\x1b.watari.v1.ListSitesRequest\x1a\x1c.watari.v1.ListSitesResponse\x12@\n" +
+	"\aSetSite\x12\x19.watari.v1.SetSiteRequest\x1a\x1a.watari.v1.SetSiteResponse\x12F\n" +
 	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12U\n" +
 	"\x0eQuarantineHost\x12 .watari.v1.QuarantineHostRequest\x1a!.watari.v1.QuarantineHostResponse\x12I\n" +
 	"\n" +
@@ -7719,7 +7915,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 140)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -7732,386 +7928,397 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*SpareHostResponse)(nil),         // 8: watari.v1.SpareHostResponse
 	(*DrainHostRequest)(nil),          // 9: watari.v1.DrainHostRequest
 	(*DrainHostResponse)(nil),         // 10: watari.v1.DrainHostResponse
-	(*QuarantineHostRequest)(nil),     // 11: watari.v1.QuarantineHostRequest
-	(*QuarantineHostResponse)(nil),    // 12: watari.v1.QuarantineHostResponse
-	(*RemoveHostRequest)(nil),         // 13: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),        // 14: watari.v1.RemoveHostResponse
-	(*TrustHostRequest)(nil),          // 15: watari.v1.TrustHostRequest
-	(*TrustHostResponse)(nil),         // 16: watari.v1.TrustHostResponse
-	(*CreateImageRequest)(nil),        // 17: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 18: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 19: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 20: watari.v1.ListImagesResponse
-	(*PublishImageRequest)(nil),       // 21: watari.v1.PublishImageRequest
-	(*PublishImageResponse)(nil),      // 22: watari.v1.PublishImageResponse
-	(*RemoveImageRequest)(nil),        // 23: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 24: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 25: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 26: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 27: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 28: watari.v1.ListClustersResponse
-	(*ResizeClusterRequest)(nil),      // 29: watari.v1.ResizeClusterRequest
-	(*ResizeClusterResponse)(nil),     // 30: watari.v1.ResizeClusterResponse
-	(*DeleteClusterRequest)(nil),      // 31: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 32: watari.v1.DeleteClusterResponse
-	(*CreateVolumeRequest)(nil),       // 33: watari.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),      // 34: watari.v1.CreateVolumeResponse
-	(*ListVolumesRequest)(nil),        // 35: watari.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 36: watari.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),       // 37: watari.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 38: watari.v1.DeleteVolumeResponse
-	(*AllowStorageRequest)(nil),       // 39: watari.v1.AllowStorageRequest
-	(*AllowStorageResponse)(nil),      // 40: watari.v1.AllowStorageResponse
-	(*ListStorageRequest)(nil),        // 41: watari.v1.ListStorageRequest
-	(*ListStorageResponse)(nil),       // 42: watari.v1.ListStorageResponse
-	(*ForbidStorageRequest)(nil),      // 43: watari.v1.ForbidStorageRequest
-	(*ForbidStorageResponse)(nil),     // 44: watari.v1.ForbidStorageResponse
-	(*CreateCheckpointRequest)(nil),   // 45: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 46: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 47: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 48: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 49: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 50: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 51: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 52: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 53: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 54: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 55: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 56: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 57: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 58: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 59: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 60: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 61: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 62: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 63: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 64: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 65: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 66: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 67: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 68: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 69: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 70: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 71: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 72: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 73: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 74: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 75: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 76: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 77: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 78: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 79: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 80: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 81: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 82: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 83: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 84: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 85: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 86: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 87: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 88: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 89: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 90: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 91: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 92: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 93: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 94: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 95: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 96: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 97: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 98: watari.v1.DisableUserResponse
-	(*RevokeUserRequest)(nil),         // 99: watari.v1.RevokeUserRequest
-	(*RevokeUserResponse)(nil),        // 100: watari.v1.RevokeUserResponse
-	(*RemoveUserRequest)(nil),         // 101: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 102: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 103: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 104: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 105: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 106: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 107: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 108: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 109: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 110: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 111: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 112: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 113: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 114: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 115: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 116: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 117: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 118: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 119: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 120: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 121: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 122: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 123: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 124: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 125: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 126: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 127: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 128: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 129: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 130: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 131: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 132: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 133: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 134: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 135: watari.v1.RecoverResponse
-	nil,                               // 136: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 137: watari.v1.User
-	(*Host)(nil),                      // 138: watari.v1.Host
-	(*durationpb.Duration)(nil),       // 139: google.protobuf.Duration
-	(*Image)(nil),                     // 140: watari.v1.Image
-	(*Blob)(nil),                      // 141: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 142: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 143: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 144: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 145: watari.v1.Volume
-	(*Storage)(nil),                   // 146: watari.v1.Storage
-	(*Checkpoint)(nil),                // 147: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 148: watari.v1.Guest
-	(*KeptConsole)(nil),               // 149: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 150: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 151: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 152: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 153: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 154: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 155: watari.v1.Migration
-	(*RunSpec)(nil),                   // 156: watari.v1.RunSpec
-	(*Run)(nil),                       // 157: watari.v1.Run
-	(*timestamppb.Timestamp)(nil),     // 158: google.protobuf.Timestamp
-	(Role)(0),                         // 159: watari.v1.Role
-	(*Quota)(nil),                     // 160: watari.v1.Quota
-	(*HostSample)(nil),                // 161: watari.v1.HostSample
-	(*GuestSample)(nil),               // 162: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 163: watari.v1.AuditEntry
-	(*Event)(nil),                     // 164: watari.v1.Event
-	(*Policy)(nil),                    // 165: watari.v1.Policy
+	(*ListSitesRequest)(nil),          // 11: watari.v1.ListSitesRequest
+	(*ListSitesResponse)(nil),         // 12: watari.v1.ListSitesResponse
+	(*SetSiteRequest)(nil),            // 13: watari.v1.SetSiteRequest
+	(*SetSiteResponse)(nil),           // 14: watari.v1.SetSiteResponse
+	(*QuarantineHostRequest)(nil),     // 15: watari.v1.QuarantineHostRequest
+	(*QuarantineHostResponse)(nil),    // 16: watari.v1.QuarantineHostResponse
+	(*RemoveHostRequest)(nil),         // 17: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 18: watari.v1.RemoveHostResponse
+	(*TrustHostRequest)(nil),          // 19: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 20: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 21: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 22: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 23: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 24: watari.v1.ListImagesResponse
+	(*PublishImageRequest)(nil),       // 25: watari.v1.PublishImageRequest
+	(*PublishImageResponse)(nil),      // 26: watari.v1.PublishImageResponse
+	(*RemoveImageRequest)(nil),        // 27: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 28: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 29: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 30: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 31: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 32: watari.v1.ListClustersResponse
+	(*ResizeClusterRequest)(nil),      // 33: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 34: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 35: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 36: watari.v1.DeleteClusterResponse
+	(*CreateVolumeRequest)(nil),       // 37: watari.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),      // 38: watari.v1.CreateVolumeResponse
+	(*ListVolumesRequest)(nil),        // 39: watari.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 40: watari.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),       // 41: watari.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 42: watari.v1.DeleteVolumeResponse
+	(*AllowStorageRequest)(nil),       // 43: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 44: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 45: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 46: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 47: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 48: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 49: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 50: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 51: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 52: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 53: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 54: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 55: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 56: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 57: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 58: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 59: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 60: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 61: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 62: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 63: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 64: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 65: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 66: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 67: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 68: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 69: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 70: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 71: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 72: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 73: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 74: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 75: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 76: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 77: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 78: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 79: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 80: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 81: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 82: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 83: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 84: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 85: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 86: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 87: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 88: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 89: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 90: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 91: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 92: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 93: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 94: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 95: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 96: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 97: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 98: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 99: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 100: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 101: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 102: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 103: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 104: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 105: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 106: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 107: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 108: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 109: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 110: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 111: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 112: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 113: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 114: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 115: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 116: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 117: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 118: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 119: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 120: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 121: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 122: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 123: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 124: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 125: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 126: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 127: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 128: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 129: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 130: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 131: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 132: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 133: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 134: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 135: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 136: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 137: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 138: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 139: watari.v1.RecoverResponse
+	nil,                               // 140: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 141: watari.v1.User
+	(*Host)(nil),                      // 142: watari.v1.Host
+	(*Site)(nil),                      // 143: watari.v1.Site
+	(*durationpb.Duration)(nil),       // 144: google.protobuf.Duration
+	(*Image)(nil),                     // 145: watari.v1.Image
+	(*Blob)(nil),                      // 146: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 147: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 148: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 149: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 150: watari.v1.Volume
+	(*Storage)(nil),                   // 151: watari.v1.Storage
+	(*Checkpoint)(nil),                // 152: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 153: watari.v1.Guest
+	(*KeptConsole)(nil),               // 154: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 155: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 156: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 157: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 158: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 159: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 160: watari.v1.Migration
+	(*RunSpec)(nil),                   // 161: watari.v1.RunSpec
+	(*Run)(nil),                       // 162: watari.v1.Run
+	(*timestamppb.Timestamp)(nil),     // 163: google.protobuf.Timestamp
+	(Role)(0),                         // 164: watari.v1.Role
+	(*Quota)(nil),                     // 165: watari.v1.Quota
+	(*HostSample)(nil),                // 166: watari.v1.HostSample
+	(*GuestSample)(nil),               // 167: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 168: watari.v1.AuditEntry
+	(*Event)(nil),                     // 169: watari.v1.Event
+	(*Policy)(nil),                    // 170: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	137, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	138, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	138, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	138, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	139, // 4: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
-	138, // 5: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
-	138, // 6: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	140, // 7: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	140, // 8: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	141, // 9: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	140, // 10: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	140, // 11: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	142, // 12: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	143, // 13: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	143, // 14: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	143, // 15: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	144, // 16: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	145, // 17: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	145, // 18: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	146, // 19: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	146, // 20: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	146, // 21: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	147, // 22: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	147, // 23: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	147, // 24: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	144, // 25: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	143, // 26: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	145, // 27: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	147, // 28: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	143, // 29: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	145, // 30: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	148, // 31: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	148, // 32: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	148, // 33: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	149, // 34: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	150, // 35: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	151, // 36: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	152, // 37: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	153, // 38: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	154, // 39: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	155, // 40: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	155, // 41: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	155, // 42: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	156, // 43: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	157, // 44: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	157, // 45: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	157, // 46: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	157, // 47: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	157, // 48: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	139, // 49: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	158, // 50: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	159, // 51: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	160, // 52: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	137, // 53: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	137, // 54: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	137, // 55: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	137, // 56: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
-	160, // 57: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	137, // 58: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	158, // 59: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	161, // 60: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	107, // 61: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	158, // 62: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	162, // 63: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	110, // 64: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	163, // 65: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	164, // 66: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	158, // 67: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	143, // 68: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	148, // 69: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	138, // 70: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	155, // 71: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	157, // 72: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	148, // 73: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	147, // 74: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	145, // 75: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	165, // 76: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	165, // 77: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	158, // 78: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	158, // 79: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	125, // 80: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	158, // 81: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	128, // 82: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	158, // 83: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	139, // 84: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	136, // 85: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 86: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	132, // 87: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	133, // 88: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	134, // 89: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 90: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 91: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 92: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	9,   // 93: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	11,  // 94: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
-	13,  // 95: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	15,  // 96: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 97: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	17,  // 98: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	19,  // 99: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	21,  // 100: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	23,  // 101: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	25,  // 102: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	27,  // 103: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	29,  // 104: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	31,  // 105: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	59,  // 106: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	61,  // 107: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	63,  // 108: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	65,  // 109: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	67,  // 110: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	69,  // 111: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	71,  // 112: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	73,  // 113: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	75,  // 114: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	77,  // 115: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	79,  // 116: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	45,  // 117: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	47,  // 118: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	49,  // 119: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	51,  // 120: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	53,  // 121: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	55,  // 122: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	57,  // 123: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	33,  // 124: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	35,  // 125: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	37,  // 126: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	39,  // 127: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	41,  // 128: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	43,  // 129: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	81,  // 130: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	83,  // 131: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	85,  // 132: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	87,  // 133: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	89,  // 134: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	91,  // 135: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	93,  // 136: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	95,  // 137: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	97,  // 138: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	99,  // 139: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
-	101, // 140: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	103, // 141: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	131, // 142: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	105, // 143: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	108, // 144: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	119, // 145: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	121, // 146: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	123, // 147: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	126, // 148: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	113, // 149: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	111, // 150: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	117, // 151: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	115, // 152: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	129, // 153: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 154: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 155: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 156: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	10,  // 157: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	12,  // 158: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
-	14,  // 159: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	16,  // 160: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 161: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	18,  // 162: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	20,  // 163: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	22,  // 164: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	24,  // 165: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	26,  // 166: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	28,  // 167: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	30,  // 168: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	32,  // 169: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	60,  // 170: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	62,  // 171: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	64,  // 172: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	66,  // 173: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	68,  // 174: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	70,  // 175: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	72,  // 176: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	74,  // 177: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	76,  // 178: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	78,  // 179: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	80,  // 180: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	46,  // 181: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	48,  // 182: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	50,  // 183: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	52,  // 184: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	54,  // 185: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	56,  // 186: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	58,  // 187: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	34,  // 188: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	36,  // 189: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	38,  // 190: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	40,  // 191: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	42,  // 192: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	44,  // 193: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	82,  // 194: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	84,  // 195: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	86,  // 196: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	88,  // 197: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	90,  // 198: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	92,  // 199: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	94,  // 200: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	96,  // 201: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	98,  // 202: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	100, // 203: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
-	102, // 204: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	104, // 205: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	135, // 206: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	106, // 207: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	109, // 208: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	120, // 209: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	122, // 210: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	124, // 211: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	127, // 212: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	114, // 213: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	112, // 214: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	118, // 215: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	116, // 216: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	130, // 217: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	154, // [154:218] is the sub-list for method output_type
-	90,  // [90:154] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	141, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	142, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	142, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	142, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	143, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
+	143, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
+	144, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	142, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	142, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	145, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	145, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	146, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	145, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	145, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	147, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	148, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	148, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	148, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	149, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	150, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	150, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	151, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	151, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	151, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	152, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	152, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	152, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	149, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	148, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	150, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	152, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	148, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	150, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	153, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	153, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	153, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	154, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	155, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	156, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	157, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	158, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	159, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	160, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	160, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	160, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	161, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	162, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	162, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	162, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	162, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	162, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	144, // 51: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	163, // 52: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	164, // 53: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	165, // 54: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	141, // 55: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	141, // 56: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	141, // 57: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	141, // 58: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	165, // 59: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	141, // 60: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	163, // 61: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	166, // 62: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	111, // 63: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	163, // 64: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	167, // 65: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	114, // 66: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	168, // 67: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	169, // 68: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	163, // 69: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	148, // 70: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	153, // 71: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	142, // 72: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	160, // 73: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	162, // 74: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	153, // 75: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	152, // 76: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	150, // 77: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	170, // 78: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	170, // 79: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	163, // 80: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	163, // 81: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	129, // 82: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	163, // 83: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	132, // 84: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	163, // 85: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	144, // 86: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	140, // 87: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 88: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	136, // 89: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	137, // 90: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	138, // 91: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 92: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 93: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 94: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	11,  // 95: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
+	13,  // 96: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
+	9,   // 97: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	15,  // 98: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
+	17,  // 99: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	19,  // 100: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 101: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	21,  // 102: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	23,  // 103: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	25,  // 104: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	27,  // 105: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	29,  // 106: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	31,  // 107: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	33,  // 108: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	35,  // 109: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	63,  // 110: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	65,  // 111: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	67,  // 112: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	69,  // 113: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	71,  // 114: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	73,  // 115: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	75,  // 116: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	77,  // 117: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	79,  // 118: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	81,  // 119: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	83,  // 120: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	49,  // 121: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	51,  // 122: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	53,  // 123: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	55,  // 124: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	57,  // 125: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	59,  // 126: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	61,  // 127: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	37,  // 128: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	39,  // 129: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	41,  // 130: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	43,  // 131: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	45,  // 132: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	47,  // 133: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	85,  // 134: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	87,  // 135: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	89,  // 136: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	91,  // 137: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	93,  // 138: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	95,  // 139: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	97,  // 140: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	99,  // 141: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	101, // 142: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	103, // 143: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	105, // 144: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	107, // 145: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	135, // 146: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	109, // 147: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	112, // 148: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	123, // 149: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	125, // 150: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	127, // 151: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	130, // 152: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	117, // 153: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	115, // 154: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	121, // 155: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	119, // 156: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	133, // 157: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 158: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 159: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 160: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	12,  // 161: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
+	14,  // 162: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
+	10,  // 163: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	16,  // 164: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	18,  // 165: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	20,  // 166: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 167: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	22,  // 168: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	24,  // 169: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	26,  // 170: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	28,  // 171: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	30,  // 172: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	32,  // 173: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	34,  // 174: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	36,  // 175: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	64,  // 176: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	66,  // 177: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	68,  // 178: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	70,  // 179: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	72,  // 180: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	74,  // 181: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	76,  // 182: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	78,  // 183: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	80,  // 184: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	82,  // 185: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	84,  // 186: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	50,  // 187: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	52,  // 188: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	54,  // 189: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	56,  // 190: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	58,  // 191: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	60,  // 192: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	62,  // 193: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	38,  // 194: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	40,  // 195: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	42,  // 196: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	44,  // 197: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	46,  // 198: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	48,  // 199: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	86,  // 200: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	88,  // 201: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	90,  // 202: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	92,  // 203: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	94,  // 204: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	96,  // 205: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	98,  // 206: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	100, // 207: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	102, // 208: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	104, // 209: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	106, // 210: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	108, // 211: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	139, // 212: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	110, // 213: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	113, // 214: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	124, // 215: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	126, // 216: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	128, // 217: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	131, // 218: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	118, // 219: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	116, // 220: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	122, // 221: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	120, // 222: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	134, // 223: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	158, // [158:224] is the sub-list for method output_type
+	92,  // [92:158] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -8121,14 +8328,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[89].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[93].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   136,
+			NumMessages:   140,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

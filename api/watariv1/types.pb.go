@@ -5553,6 +5553,68 @@ func (x *User) GetGeneration() uint32 {
 	return 0
 }
 
+// Site is a place whose hosts share a LAN.
+type Site struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Meta  *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"` // its name is that of the site, as hosts say it; "*": all sites that have no object
+	// trusted_lan: traffic between its hosts is neither encrypted nor checked. Otherwise it goes through WireGuard, as that between sites.
+	TrustedLan    bool     `protobuf:"varint,2,opt,name=trusted_lan,json=trustedLan,proto3" json:"trusted_lan,omitempty"`
+	Hosts         []string `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"` // in answers only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Site) Reset() {
+	*x = Site{}
+	mi := &file_watari_v1_types_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Site) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Site) ProtoMessage() {}
+
+func (x *Site) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Site.ProtoReflect.Descriptor instead.
+func (*Site) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Site) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Site) GetTrustedLan() bool {
+	if x != nil {
+		return x.TrustedLan
+	}
+	return false
+}
+
+func (x *Site) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
 // AuditEntry is a call that the manager answered or refused. Calls that list and show objects are recorded only if they were refused.
 type AuditEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5571,7 +5633,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +5645,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +5658,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -5681,7 +5743,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5693,7 +5755,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5706,7 +5768,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5781,7 +5843,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5793,7 +5855,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5806,7 +5868,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Event) GetId() uint64 {
@@ -5877,7 +5939,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5889,7 +5951,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5902,7 +5964,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -5982,7 +6044,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5994,7 +6056,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6007,7 +6069,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -6058,7 +6120,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6070,7 +6132,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6083,7 +6145,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -6125,7 +6187,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6137,7 +6199,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6150,7 +6212,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -6183,7 +6245,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6195,7 +6257,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6208,7 +6270,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6251,7 +6313,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6263,7 +6325,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6276,7 +6338,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -6310,7 +6372,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6322,7 +6384,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6335,7 +6397,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -6413,7 +6475,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6425,7 +6487,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6438,7 +6500,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -6981,7 +7043,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bdisabled\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdisabled\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x05 \x01(\rR\n" +
-	"generation\"\xed\x01\n" +
+	"generation\"b\n" +
+	"\x04Site\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1f\n" +
+	"\vtrusted_lan\x18\x02 \x01(\bR\n" +
+	"trustedLan\x12\x14\n" +
+	"\x05hosts\x18\x03 \x03(\tR\x05hosts\"\xed\x01\n" +
 	"\n" +
 	"AuditEntry\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
@@ -7195,7 +7262,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -7260,24 +7327,25 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Run)(nil),                   // 60: watari.v1.Run
 	(*Quota)(nil),                 // 61: watari.v1.Quota
 	(*User)(nil),                  // 62: watari.v1.User
-	(*AuditEntry)(nil),            // 63: watari.v1.AuditEntry
-	(*Token)(nil),                 // 64: watari.v1.Token
-	(*Event)(nil),                 // 65: watari.v1.Event
-	(*KeptConsole)(nil),           // 66: watari.v1.KeptConsole
-	(*Term)(nil),                  // 67: watari.v1.Term
-	(*Stamp)(nil),                 // 68: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 69: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 70: watari.v1.Hold
-	(*VouchedHost)(nil),           // 71: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 72: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 73: watari.v1.GuestFacts
-	nil,                           // 74: watari.v1.RunSpec.EnvEntry
-	nil,                           // 75: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
+	(*Site)(nil),                  // 63: watari.v1.Site
+	(*AuditEntry)(nil),            // 64: watari.v1.AuditEntry
+	(*Token)(nil),                 // 65: watari.v1.Token
+	(*Event)(nil),                 // 66: watari.v1.Event
+	(*KeptConsole)(nil),           // 67: watari.v1.KeptConsole
+	(*Term)(nil),                  // 68: watari.v1.Term
+	(*Stamp)(nil),                 // 69: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 70: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 71: watari.v1.Hold
+	(*VouchedHost)(nil),           // 72: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 73: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 74: watari.v1.GuestFacts
+	nil,                           // 75: watari.v1.RunSpec.EnvEntry
+	nil,                           // 76: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 77: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	76,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	76,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	77,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	77,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -7287,8 +7355,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	76,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	76,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	77,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	77,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -7301,14 +7369,14 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	34,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	76,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	77,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
 	33,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
-	76,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	76,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	76,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	76,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	76,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	77,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	77,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	77,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	77,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	77,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	17,  // 33: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	17,  // 34: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	37,  // 35: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -7325,78 +7393,79 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	4,   // 46: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	52,  // 47: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
 	53,  // 48: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	76,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	77,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
 	17,  // 50: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	39,  // 51: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	76,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	77,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	23,  // 53: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,   // 54: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	17,  // 55: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,   // 56: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	45,  // 57: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	76,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	76,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	76,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	77,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	77,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	77,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
 	37,  // 61: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
 	47,  // 62: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
 	23,  // 63: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
 	17,  // 64: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,   // 65: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
 	48,  // 66: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	76,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	76,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	76,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	77,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	77,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	77,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
 	49,  // 70: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
 	48,  // 71: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	51,  // 72: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	10,  // 73: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	76,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	76,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	77,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	77,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
 	11,  // 76: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	76,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	76,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	77,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	77,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
 	17,  // 79: watari.v1.Volume.meta:type_name -> watari.v1.Meta
 	12,  // 80: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
 	52,  // 81: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
 	53,  // 82: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	76,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	77,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
 	55,  // 84: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
 	9,   // 85: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
 	47,  // 86: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
 	17,  // 87: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	74,  // 88: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	75,  // 88: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	14,  // 89: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	17,  // 90: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	59,  // 91: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	13,  // 92: watari.v1.Run.state:type_name -> watari.v1.RunState
-	76,  // 93: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	76,  // 94: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	75,  // 95: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	77,  // 93: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	77,  // 94: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	76,  // 95: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	17,  // 96: watari.v1.User.meta:type_name -> watari.v1.Meta
 	15,  // 97: watari.v1.User.role:type_name -> watari.v1.Role
 	61,  // 98: watari.v1.User.quota:type_name -> watari.v1.Quota
-	76,  // 99: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	76,  // 100: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	17,  // 101: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	76,  // 102: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	76,  // 103: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 104: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	76,  // 105: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	76,  // 106: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	68,  // 107: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 108: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	69,  // 109: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	69,  // 110: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	71,  // 111: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	40,  // 112: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	72,  // 113: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	39,  // 114: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 115: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	116, // [116:116] is the sub-list for method output_type
-	116, // [116:116] is the sub-list for method input_type
-	116, // [116:116] is the sub-list for extension type_name
-	116, // [116:116] is the sub-list for extension extendee
-	0,   // [0:116] is the sub-list for field type_name
+	77,  // 99: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	17,  // 100: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	77,  // 101: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	17,  // 102: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	77,  // 103: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	77,  // 104: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	16,  // 105: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	77,  // 106: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	77,  // 107: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	69,  // 108: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	17,  // 109: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	70,  // 110: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	70,  // 111: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	72,  // 112: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	40,  // 113: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	73,  // 114: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	39,  // 115: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	23,  // 116: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	117, // [117:117] is the sub-list for method output_type
+	117, // [117:117] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -7411,7 +7480,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   59,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

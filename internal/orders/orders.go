@@ -26,7 +26,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 		Sharing: now.Sharing, TrustGroup: now.TrustGroup, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
 		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu(),
 			// These are few, and change seldom: they are sent whole.
-			Relayed: now.Network.GetRelayed(), Probes: now.Network.GetProbes(), Expelled: now.Network.GetExpelled()}}
+			Relayed: now.Network.GetRelayed(), Probes: now.Network.GetProbes(), Expelled: now.Network.GetExpelled(), GuardedLan: now.Network.GetGuardedLan()}}
 	d, was, is := c.Dropped, before.Network, now.Network
 	c.Guests, d.Guests = change(before.Guests, now.Guests, (*v1.GuestWanted).GetUid)
 	c.Images, d.Images = change(before.Images, now.Images, (*v1.Image).GetDigest)
@@ -59,7 +59,7 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 		Checkpoints: apply(before.Checkpoints, w.Checkpoints, d.GetCheckpoints(), checkpointKey),
 		Volumes:     apply(before.Volumes, w.Volumes, d.GetVolumes(), (*v1.VolumeWanted).GetUid),
 		Templates:   apply(before.Templates, w.Templates, d.GetTemplates(), (*v1.TemplateShare).GetKey),
-		Network: &v1.NetworkWanted{Generation: is.GetGeneration(), Mtu: is.GetMtu(), Relayed: is.GetRelayed(), Probes: is.GetProbes(), Expelled: is.GetExpelled(),
+		Network: &v1.NetworkWanted{Generation: is.GetGeneration(), Mtu: is.GetMtu(), Relayed: is.GetRelayed(), Probes: is.GetProbes(), Expelled: is.GetExpelled(), GuardedLan: is.GetGuardedLan(),
 			Routes:   apply(was.GetRoutes(), is.GetRoutes(), d.GetRoutes(), (*v1.GuestRoute).GetAddress),
 			Peers:    apply(was.GetPeers(), is.GetPeers(), d.GetPeers(), (*v1.PeerHost).GetName),
 			Clusters: apply(was.GetClusters(), is.GetClusters(), d.GetClusters(), (*v1.ClusterNetwork).GetName)},

@@ -36,6 +36,7 @@ var unrecorded = map[string]bool{
 	watariv1connect.ControlServiceListCheckpointsProcedure:   true,
 	watariv1connect.ControlServiceListVolumesProcedure:       true,
 	watariv1connect.ControlServiceListStorageProcedure:       true,
+	watariv1connect.ControlServiceListSitesProcedure:         true,
 	watariv1connect.ControlServiceListRunsProcedure:          true,
 	watariv1connect.ControlServiceListUsersProcedure:         true,
 	watariv1connect.ControlServiceListPoliciesProcedure:      true,

@@ -136,6 +136,7 @@ type guard struct{ s *Server }
 // adminOnly are the procedures that an ordinary user may not call.
 var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:      true,
+	watariv1connect.ControlServiceSetSiteProcedure:        true,
 	watariv1connect.ControlServiceQuarantineHostProcedure: true,
 	watariv1connect.ControlServiceTrustHostProcedure:      true,
 	watariv1connect.ControlServiceSpareHostProcedure:      true,
@@ -178,6 +179,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceStartRunProcedure:          true,
 	watariv1connect.ControlServiceCancelRunProcedure:         true,
 	watariv1connect.ControlServiceDrainHostProcedure:         true,
+	watariv1connect.ControlServiceSetSiteProcedure:           true,
 	watariv1connect.ControlServiceQuarantineHostProcedure:    true,
 	watariv1connect.ControlServiceApplyPolicyProcedure:       true,
 	watariv1connect.ControlServiceTrustHostProcedure:         true,

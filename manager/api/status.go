@@ -59,6 +59,11 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 			resp.RunsActive++
 		}
 	}
+	for _, site := range listSites(snap) {
+		if c.admin && site.TrustedLan && len(site.Hosts) > 1 {
+			resp.TrustedLans = append(resp.TrustedLans, site.Meta.Name)
+		}
+	}
 	return connect.NewResponse(resp), nil
 }
 

@@ -146,6 +146,8 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Volumes, &b.next.Volumes, name, kv)
 	case Storages.dir:
 		return put(b, Storages, &b.next.Storages, name, kv)
+	case Sites.dir:
+		return put(b, Sites, &b.next.Sites, name, kv)
 	case Policies.dir:
 		return put(b, Policies, &b.next.Policies, name, kv)
 	case Holds.dir:

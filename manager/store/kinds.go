@@ -40,6 +40,7 @@ var (
 	Checkpoints = Kind[*v1.Checkpoint]{"checkpoint", root + "checkpoints/", func() *v1.Checkpoint { return new(v1.Checkpoint) }}
 	Volumes     = Kind[*v1.Volume]{"volume", root + "volumes/", func() *v1.Volume { return new(v1.Volume) }}
 	Storages    = Kind[*v1.Storage]{"storage", root + "storage/", func() *v1.Storage { return new(v1.Storage) }}
+	Sites       = Kind[*v1.Site]{"site", root + "sites/", func() *v1.Site { return new(v1.Site) }}
 	Policies    = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
 	Holds       = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
@@ -74,6 +75,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Volumes.name, Volumes.dir
 	case *v1.Storage:
 		kind, dir = Storages.name, Storages.dir
+	case *v1.Site:
+		kind, dir = Sites.name, Sites.dir
 	case *v1.Policy:
 		kind, dir = Policies.name, Policies.dir
 	default:

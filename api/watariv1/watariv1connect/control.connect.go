@@ -46,6 +46,11 @@ const (
 	// ControlServiceListHostsProcedure is the fully-qualified name of the ControlService's ListHosts
 	// RPC.
 	ControlServiceListHostsProcedure = "/watari.v1.ControlService/ListHosts"
+	// ControlServiceListSitesProcedure is the fully-qualified name of the ControlService's ListSites
+	// RPC.
+	ControlServiceListSitesProcedure = "/watari.v1.ControlService/ListSites"
+	// ControlServiceSetSiteProcedure is the fully-qualified name of the ControlService's SetSite RPC.
+	ControlServiceSetSiteProcedure = "/watari.v1.ControlService/SetSite"
 	// ControlServiceDrainHostProcedure is the fully-qualified name of the ControlService's DrainHost
 	// RPC.
 	ControlServiceDrainHostProcedure = "/watari.v1.ControlService/DrainHost"
@@ -222,6 +227,9 @@ type ControlServiceClient interface {
 	GetStatus(context.Context, *connect.Request[watariv1.GetStatusRequest]) (*connect.Response[watariv1.GetStatusResponse], error)
 	WhoAmI(context.Context, *connect.Request[watariv1.WhoAmIRequest]) (*connect.Response[watariv1.WhoAmIResponse], error)
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
+	ListSites(context.Context, *connect.Request[watariv1.ListSitesRequest]) (*connect.Response[watariv1.ListSitesResponse], error)
+	// SetSite says whether the LAN of a site is trusted. The site need not have hosts yet.
+	SetSite(context.Context, *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
@@ -346,6 +354,18 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceListHostsProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("ListHosts")),
+			connect.WithClientOptions(opts...),
+		),
+		listSites: connect.NewClient[watariv1.ListSitesRequest, watariv1.ListSitesResponse](
+			httpClient,
+			baseURL+ControlServiceListSitesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListSites")),
+			connect.WithClientOptions(opts...),
+		),
+		setSite: connect.NewClient[watariv1.SetSiteRequest, watariv1.SetSiteResponse](
+			httpClient,
+			baseURL+ControlServiceSetSiteProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("SetSite")),
 			connect.WithClientOptions(opts...),
 		),
 		drainHost: connect.NewClient[watariv1.DrainHostRequest, watariv1.DrainHostResponse](
@@ -716,6 +736,8 @@ type controlServiceClient struct {
 	getStatus         *connect.Client[watariv1.GetStatusRequest, watariv1.GetStatusResponse]
 	whoAmI            *connect.Client[watariv1.WhoAmIRequest, watariv1.WhoAmIResponse]
 	listHosts         *connect.Client[watariv1.ListHostsRequest, watariv1.ListHostsResponse]
+	listSites         *connect.Client[watariv1.ListSitesRequest, watariv1.ListSitesResponse]
+	setSite           *connect.Client[watariv1.SetSiteRequest, watariv1.SetSiteResponse]
 	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
 	quarantineHost    *connect.Client[watariv1.QuarantineHostRequest, watariv1.QuarantineHostResponse]
 	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
@@ -791,6 +813,16 @@ func (c *controlServiceClient) WhoAmI(ctx context.Context, req *connect.Request[
 // ListHosts calls watari.v1.ControlService.ListHosts.
 func (c *controlServiceClient) ListHosts(ctx context.Context, req *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error) {
 	return c.listHosts.CallUnary(ctx, req)
+}
+
+// ListSites calls watari.v1.ControlService.ListSites.
+func (c *controlServiceClient) ListSites(ctx context.Context, req *connect.Request[watariv1.ListSitesRequest]) (*connect.Response[watariv1.ListSitesResponse], error) {
+	return c.listSites.CallUnary(ctx, req)
+}
+
+// SetSite calls watari.v1.ControlService.SetSite.
+func (c *controlServiceClient) SetSite(ctx context.Context, req *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error) {
+	return c.setSite.CallUnary(ctx, req)
 }
 
 // DrainHost calls watari.v1.ControlService.DrainHost.
@@ -1098,6 +1130,9 @@ type ControlServiceHandler interface {
 	GetStatus(context.Context, *connect.Request[watariv1.GetStatusRequest]) (*connect.Response[watariv1.GetStatusResponse], error)
 	WhoAmI(context.Context, *connect.Request[watariv1.WhoAmIRequest]) (*connect.Response[watariv1.WhoAmIResponse], error)
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
+	ListSites(context.Context, *connect.Request[watariv1.ListSitesRequest]) (*connect.Response[watariv1.ListSitesResponse], error)
+	// SetSite says whether the LAN of a site is trusted. The site need not have hosts yet.
+	SetSite(context.Context, *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
@@ -1218,6 +1253,18 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceListHostsProcedure,
 		svc.ListHosts,
 		connect.WithSchema(controlServiceMethods.ByName("ListHosts")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListSitesHandler := connect.NewUnaryHandler(
+		ControlServiceListSitesProcedure,
+		svc.ListSites,
+		connect.WithSchema(controlServiceMethods.ByName("ListSites")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceSetSiteHandler := connect.NewUnaryHandler(
+		ControlServiceSetSiteProcedure,
+		svc.SetSite,
+		connect.WithSchema(controlServiceMethods.ByName("SetSite")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceDrainHostHandler := connect.NewUnaryHandler(
@@ -1588,6 +1635,10 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceWhoAmIHandler.ServeHTTP(w, r)
 		case ControlServiceListHostsProcedure:
 			controlServiceListHostsHandler.ServeHTTP(w, r)
+		case ControlServiceListSitesProcedure:
+			controlServiceListSitesHandler.ServeHTTP(w, r)
+		case ControlServiceSetSiteProcedure:
+			controlServiceSetSiteHandler.ServeHTTP(w, r)
 		case ControlServiceDrainHostProcedure:
 			controlServiceDrainHostHandler.ServeHTTP(w, r)
 		case ControlServiceQuarantineHostProcedure:
@@ -1727,6 +1778,14 @@ func (UnimplementedControlServiceHandler) WhoAmI(context.Context, *connect.Reque
 
 func (UnimplementedControlServiceHandler) ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListHosts is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListSites(context.Context, *connect.Request[watariv1.ListSitesRequest]) (*connect.Response[watariv1.ListSitesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListSites is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) SetSite(context.Context, *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.SetSite is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error) {

@@ -60,6 +60,16 @@ func (m *Manager) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUs
 	return answer[v1.RevokeUserRequest, v1.RevokeUserResponse](ctx, m, r)
 }
 
+// ListSites implements the service.
+func (m *Manager) ListSites(ctx context.Context, r *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error) {
+	return answer[v1.ListSitesRequest, v1.ListSitesResponse](ctx, m, r)
+}
+
+// SetSite implements the service.
+func (m *Manager) SetSite(ctx context.Context, r *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error) {
+	return answer[v1.SetSiteRequest, v1.SetSiteResponse](ctx, m, r)
+}
+
 // DrainHost implements the service.
 func (m *Manager) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostRequest]) (*connect.Response[v1.DrainHostResponse], error) {
 	return answer[v1.DrainHostRequest, v1.DrainHostResponse](ctx, m, r)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,9 @@ func (v *verbs) token(ctx context.Context, site string) (token, port string, err
 	if err != nil {
 		return "", "", err
 	}
+	if err := v.trust(ctx, c, site); err != nil {
+		return "", "", fmt.Errorf("declare the LAN of site %s trusted: %w", site, err)
+	}
 	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: site}))
 	if err != nil {
 		return "", "", err
@@ -41,6 +45,19 @@ func (v *verbs) token(ctx context.Context, site string) (token, port string, err
 		port = address.Port()
 	}
 	return response.Msg.GetToken(), port, nil
+}
+
+// trust declares the LAN of a lab's site trusted, unless the manager knows the site: it may be that of real machines.
+func (v *verbs) trust(ctx context.Context, c *client.Client, site string) error {
+	known, err := c.ListSites(ctx, connect.NewRequest(&v1.ListSitesRequest{}))
+	if err != nil || slices.ContainsFunc(known.Msg.Sites, func(s *v1.Site) bool { return s.GetMeta().GetName() == site }) {
+		return err
+	}
+	if _, err := c.SetSite(ctx, connect.NewRequest(&v1.SetSiteRequest{Name: site, TrustedLan: true})); err != nil {
+		return err
+	}
+	v.Notef("the LAN of site %s is declared trusted: its hosts talk without encryption (watari site set %s --trusted-lan=false)", site, site)
+	return nil
 }
 
 // admit checks whether the manager can admit a host. If the manager has a host of that name from an earlier lab, whose

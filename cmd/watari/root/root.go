@@ -26,6 +26,7 @@ import (
 	"watari/cmd/watari/policy"
 	"watari/cmd/watari/quota"
 	"watari/cmd/watari/run"
+	"watari/cmd/watari/site"
 	"watari/cmd/watari/storage"
 	"watari/cmd/watari/token"
 	"watari/cmd/watari/top"
@@ -83,7 +84,7 @@ func New(env *cli.Env) *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), guest.NewSSH(env), run.New(env), migrate.New(env), checkpoint.New(env), volume.New(env), storage.New(env))
-	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), policy.New(env), token.New(env), lab.New(env))
+	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), site.New(env), policy.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), top.New(env), console.New(env), explain.New(env), newRecover(env), newEvents(env), newAudit(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // started by `watari up`
 	cli.CompleteFiles(root, "config")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -54,6 +55,7 @@ func describe(w io.Writer, s *v1.GetStatusResponse, who *v1.User) {
 		[2]string{"migrations", fmt.Sprintf("%d under way", s.GetMigrationsActive())},
 		[2]string{"runs", fmt.Sprintf("%d under way", s.GetRunsActive())},
 		[2]string{"policy", byPolicy(s.GetPolicyVersion())},
+		[2]string{"trusted LANs", trusted(s.GetTrustedLans())},
 	)
 	if len(s.GetProblems()) == 0 {
 		fmt.Fprintln(w, "\nAll is well.")
@@ -63,4 +65,12 @@ func describe(w io.Writer, s *v1.GetStatusResponse, who *v1.User) {
 	for _, problem := range s.GetProblems() {
 		fmt.Fprintf(w, "  %s\n", problem)
 	}
+}
+
+// trusted names the sites whose LANs are trusted; empty: none is.
+func trusted(sites []string) string {
+	if len(sites) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: traffic between hosts there is not encrypted (watari site list)", strings.Join(sites, ", "))
 }
