@@ -4,8 +4,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"watari/agent/domain"
 	"watari/agent/machine"
@@ -55,12 +58,66 @@ func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way Ou
 		defer close(watched)
 		a.watchProgress(watchCtx, g)
 	}()
+	go a.watchSender(watchCtx, g, way)
 	begun := time.Now()
 	err := a.hypervisor.Migrate(ctx, g.uid, way.Options)
 	g.log.Info("transfer ended", "to", w.Migration.TargetHost, "took", time.Since(begun), "error", err)
 	stop()
 	<-watched
 	return err
+}
+
+// senderPoll is how often the wait for a process's end looks whether it is still wanted.
+const senderPoll = 200 * time.Millisecond
+
+// watchSender says when the process of a guest that is being sent has ended. libvirt ends it when the target's libvirt has confirmed that
+// it has all of the guest, but looks only every 200 ms whether it has ended (virProcessKillPainfully), and the guest would stand still
+// for that time. If the connection has failed, what the target's libvirt has said may not have come.
+func (a *Agent) watchSender(ctx context.Context, g *guest, way OutgoingTunnel) {
+	ended, err := a.awaitProcess(ctx, g.uid)
+	if err != nil {
+		g.log.Debug("the end of a guest that is being sent is not watched", "error", err)
+	}
+	if ended && way.Err() == nil {
+		a.feed(func(m *machine.Machine, now time.Time) { m.SenderEnded(now, g.uid) })
+		a.noteProgress(ctx, g) // for how long it has stood still
+	}
+}
+
+// awaitProcess waits until a guest's only process has ended, or ctx has.
+func (a *Agent) awaitProcess(ctx context.Context, uid string) (ended bool, err error) {
+	only := func() (int, error) {
+		processes, err := a.config.Processes(ctx)
+		if pids := processes[uid]; err == nil && len(pids) != 1 {
+			err = fmt.Errorf("it has the processes %v", pids)
+		}
+		if err != nil {
+			return 0, err
+		}
+		return processes[uid][0], nil
+	}
+	pid, err := only()
+	if err != nil {
+		return false, err
+	}
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(handle)
+	if again, err := only(); err != nil || again != pid { // the number may be another process's by now
+		return false, err
+	}
+	for ctx.Err() == nil {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, int(senderPoll.Milliseconds()))
+		if n > 0 {
+			return true, nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 func (a *Agent) watchProgress(ctx context.Context, g *guest) {
@@ -72,9 +129,13 @@ func (a *Agent) watchProgress(ctx context.Context, g *guest) {
 			return
 		case <-tick.C:
 		}
-		if p, err := a.hypervisor.Progress(ctx, g.uid); err == nil && p != nil {
-			a.feed(func(m *machine.Machine, now time.Time) { m.Progress(now, g.uid, p) })
-		}
+		a.noteProgress(ctx, g)
+	}
+}
+
+func (a *Agent) noteProgress(ctx context.Context, g *guest) {
+	if p, err := a.hypervisor.Progress(ctx, g.uid); err == nil && p != nil {
+		a.feed(func(m *machine.Machine, now time.Time) { m.Progress(now, g.uid, p) })
 	}
 }
 

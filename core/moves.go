@@ -226,6 +226,9 @@ func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp
 	m.DowntimeMs = m.GetProgress().GetDowntimeMs()
 	if resumed := o.Target.Guest.GetResumedUnixNs(); m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.StoppedUnixNs != 0 && resumed > m.StoppedUnixNs {
 		m.DowntimeMs = uint32((resumed - m.StoppedUnixNs) / int64(time.Millisecond))
+		if received := o.Target.Guest.GetReceivedUnixNs(); received > m.StoppedUnixNs && received < resumed {
+			m.SendingMs = uint32((received - m.StoppedUnixNs) / int64(time.Millisecond))
+		}
 	}
 }
 

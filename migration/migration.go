@@ -213,6 +213,10 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	case v1.GuestCondition_GUEST_CONDITION_SENT:
 		// From now on only the target has a copy, so even a cancelled move must be completed.
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+	case v1.GuestCondition_GUEST_CONDITION_SENDING:
+		if received && handedOver(m, o) {
+			return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+		}
 	case v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
 		if m.Cancel {
 			return rollBack("cancelled")
@@ -265,10 +269,17 @@ func hasNot(m *v1.Migration, o Observed) bool {
 		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING
 }
 
+// handedOver reports whether the source's copy stopped for the transfer, did not go on, and has no process any more. It may also have died
+// before the target had all of it.
+func handedOver(m *v1.Migration, o Observed) bool {
+	return o.Source.Connected && at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_SENDING && o.Source.Guest.GetHandedOver() &&
+		!o.Source.Guest.GetProcess()
+}
+
 // sourceGone reports whether the source's copy is known to be gone.
 func sourceGone(m *v1.Migration, o Observed) bool {
 	sent := at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_SENT && !o.Source.Guest.GetProcess()
-	return o.Source.Dead || sent || gone(o.Source, m.SourceEpoch)
+	return o.Source.Dead || sent || gone(o.Source, m.SourceEpoch) || handedOver(m, o)
 }
 
 func switching(m *v1.Migration, o Observed) Decision {

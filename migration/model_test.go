@@ -31,6 +31,7 @@ type modelHost struct {
 	condition v1.GuestCondition
 	connected bool
 	crashed   bool
+	handed    bool // a source whose process has ended, before libvirt says how
 	// what the manager last heard
 	heard       *v1.GuestObserved
 	heardOrder  v1.GuestRole // in force there at that time
@@ -72,7 +73,7 @@ func (w *world) report(h *modelHost, epoch uint64) {
 	}
 	h.heard, h.heardOrder, h.heardCancel = nil, h.order, h.cancelled
 	if h.condition != v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED {
-		h.heard = &v1.GuestObserved{Epoch: epoch, Condition: h.condition}
+		h.heard = &v1.GuestObserved{Epoch: epoch, Condition: h.condition, HandedOver: h.handed}
 	}
 }
 
@@ -117,7 +118,7 @@ func (w *world) actSource() {
 			h.condition = v1.GuestCondition_GUEST_CONDITION_RUNNING
 		}
 	case v1.GuestRole_GUEST_ROLE_ABSENT:
-		h.copy, h.condition = absent, v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
+		h.copy, h.condition, h.handed = absent, v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED, false
 	}
 }
 
@@ -154,6 +155,17 @@ func (w *world) endTransfer(way int) {
 	}
 	whole := w.target.copy == receiving && !w.target.crashed
 	switch {
+	case w.source.handed: // libvirt sees what its agent saw before, and says how it was, or is asked no more
+		w.source.handed, w.source.condition = false, v1.GuestCondition_GUEST_CONDITION_GONE
+		if way == 0 && w.onlyThere {
+			w.source.condition = v1.GuestCondition_GUEST_CONDITION_SENT
+		}
+	case way == 6 && whole && w.target.heard.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVING:
+		// Its process has ended because the target has all of it.
+		w.source.copy, w.source.handed = absent, true
+		w.target.copy, w.onlyThere = received, true
+	case way == 7: // its process has ended by itself
+		w.source.copy, w.source.handed = absent, true
 	case way == 0 && whole: // success
 		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_SENT
 		w.target.copy = received
@@ -175,9 +187,9 @@ func (w *world) endTransfer(way int) {
 }
 
 func (w *world) crash(h *modelHost) {
-	h.crashed, h.connected, h.copy = true, false, absent
+	h.crashed, h.connected, h.copy, h.handed = true, false, absent, false
 	h.condition = v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
-	if h == &w.target && w.source.condition == v1.GuestCondition_GUEST_CONDITION_SENDING {
+	if h == &w.target && w.source.condition == v1.GuestCondition_GUEST_CONDITION_SENDING && !w.source.handed {
 		w.source.condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
 	}
 }
@@ -250,6 +262,37 @@ func TestUndisturbedMoveIsDone(t *testing.T) {
 	})
 }
 
+// TestTheTargetNeedNotAwaitWhatLibvirtSays: the source's agent has seen its process end.
+func TestTheTargetNeedNotAwaitWhatLibvirtSays(t *testing.T) {
+	m := &v1.Migration{Source: "s", Target: "t", SourceEpoch: 1, TargetEpoch: 2}
+	source := &v1.GuestObserved{Epoch: 1, Condition: v1.GuestCondition_GUEST_CONDITION_SENDING, HandedOver: true}
+	target := &v1.GuestObserved{Epoch: 2, Condition: v1.GuestCondition_GUEST_CONDITION_RECEIVED}
+	step := func() (states []v1.MigrationState) {
+		m.State = v1.MigrationState_MIGRATION_STATE_TRANSFERRING
+		for range 2 {
+			d := Step(m, Observed{Source: Host{Connected: true, Guest: source}, Target: Host{Connected: true, Current: true, Guest: target}, RoutesSet: true})
+			m.State = d.State
+			states = append(states, d.State)
+		}
+		return states
+	}
+	if states := step(); states[1] != v1.MigrationState_MIGRATION_STATE_RESUMING {
+		t.Errorf("%v", states)
+	}
+	for name, change := range map[string]func(){
+		"the process is there":       func() { source.Process = true },
+		"the target is not done":     func() { target.Condition = v1.GuestCondition_GUEST_CONDITION_RECEIVING },
+		"the target has not begun":   func() { target.Condition = v1.GuestCondition_GUEST_CONDITION_RESERVED },
+		"the agent has seen nothing": func() { source.HandedOver = false },
+	} {
+		source.Process, source.HandedOver, target.Condition = false, true, v1.GuestCondition_GUEST_CONDITION_RECEIVED
+		change()
+		if states := step(); states[0] != v1.MigrationState_MIGRATION_STATE_TRANSFERRING {
+			t.Errorf("%s: %v", name, states)
+		}
+	}
+}
+
 func TestNeverTwoWhateverFails(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
@@ -269,7 +312,7 @@ func TestNeverTwoWhateverFails(t *testing.T) {
 			case 13, 14, 15:
 				w.step(time.Second)
 			case 16:
-				w.endTransfer(rapid.IntRange(0, 5).Draw(t, "way"))
+				w.endTransfer(rapid.IntRange(0, 7).Draw(t, "way"))
 			case 17:
 				w.m.Cancel = w.m.Cancel || rapid.Bool().Draw(t, "cancel")
 			case 18:
@@ -283,7 +326,7 @@ func TestNeverTwoWhateverFails(t *testing.T) {
 			}
 			w.check()
 		}
-		w.calm(rapid.IntRange(0, 5).Draw(t, "last way"))
+		w.calm(rapid.IntRange(0, 7).Draw(t, "last way"))
 		if !Ended(w.m.State) {
 			t.Fatalf("stuck in %v (%s): source %+v, target %+v", w.m.State, w.m.Message, w.source, w.target)
 		}

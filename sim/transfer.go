@@ -17,9 +17,10 @@ var errBroken = errors.New("the transfer broke off")
 type transferStage int
 
 const (
-	asking   transferStage = iota // for admission
-	carrying                      // the source runs, the target's domain is incoming
-	finished                      // the target is whole; the source does not know yet
+	asking    transferStage = iota // for admission
+	carrying                       // the source runs, the target's domain is incoming
+	finished                       // the target is whole; the source does not know yet
+	confirmed                      // the source's process has ended; its libvirt does not know yet
 	over
 )
 
@@ -196,17 +197,37 @@ func (s *Sim) struck(t *transfer) {
 	}
 }
 
-// confirm: the source's libvirt ends its copy.
+// confirm: the source's libvirt ends its copy. The agent sees the process end before libvirt does.
 func (s *Sim) confirm(t *transfer) {
 	if t.stage != finished {
 		return
 	}
-	t.stage = over
-	if c := t.source.copies[t.uid]; c != nil {
-		s.sent(t.source, c)
-		delete(t.source.copies, t.uid)
-		t.source.event(t.uid)
+	t.stage = confirmed
+	c := t.source.copies[t.uid]
+	if c == nil {
+		s.ended(t)
+		return
 	}
+	s.sent(t.source, c)
+	delete(t.source.copies, t.uid)
+	if h, life := t.source, t.source.life; h.agent != nil {
+		s.after(s.latency(2*time.Millisecond), func() {
+			if h.life == life && h.agent != nil && t.stage == confirmed {
+				h.agent.SenderEnded(h.now(), t.uid)
+				h.pump()
+			}
+		})
+	}
+	s.after(s.between(0, 400*time.Millisecond), func() { s.ended(t) })
+}
+
+// ended: the source's libvirt says that the guest was sent.
+func (s *Sim) ended(t *transfer) {
+	if t.stage != confirmed {
+		return
+	}
+	t.stage = over
+	t.source.event(t.uid)
 	s.drop(t)
 	t.end(machine.Result{})
 }
@@ -221,6 +242,10 @@ func (s *Sim) breakOff(t *transfer, why string) {
 	was := t.stage
 	if was == finished && s.chance(50) {
 		s.confirm(t)
+		return
+	}
+	if was == confirmed && s.chance(50) {
+		s.ended(t)
 		return
 	}
 	t.stage = over

@@ -47,9 +47,13 @@ type guest struct {
 	step      string
 	progress  *v1.MigrationProgress
 	stoppedAt time.Time // by a send
-	resumedAt time.Time
-	resuming  bool
-	held      bool // it stands still for a checkpoint
+	events    int       // of its domain, since the send began
+	// handedOver: its process has ended after it had stopped for the send.
+	handedOver bool
+	receivedAt time.Time // all of it
+	resumedAt  time.Time
+	resuming   bool
+	held       bool // it stands still for a checkpoint
 
 	expected   string // the migration that the tunnel admits
 	tunnel     string // the migration with an open connection
@@ -192,8 +196,11 @@ func (g *guest) note(format string, a ...any) {
 // noteEvent keeps the time at which the guest stopped during a transfer, or was resumed. The first event of its domain
 // marks that time. The machine uses the event because a query would have to wait for libvirt.
 func (g *guest) noteEvent(at time.Time) {
-	if g.op != nil && g.op.kind == OperationSending && g.stoppedAt.IsZero() {
-		g.stoppedAt = at
+	if g.op != nil && g.op.kind == OperationSending {
+		g.events++
+		if g.stoppedAt.IsZero() {
+			g.stoppedAt = at
+		}
 	}
 	if g.resuming && g.resumedAt.IsZero() {
 		g.resumedAt = at

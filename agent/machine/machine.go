@@ -142,6 +142,16 @@ func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
 	m.settle()
 }
 
+// SenderEnded says that the process of a guest that is being sent has ended. The guest is handed over if it stopped before, and nothing
+// has happened to it since: it did not go on here, so the target has all of it, or the guest is lost.
+func (m *Machine) SenderEnded(now time.Time, uid string) {
+	m.now = now
+	if g := m.guests[uid]; g != nil && g.op != nil && g.op.kind == OperationSending && g.op.stage == stageAct && !g.op.interrupted {
+		g.handedOver = g.events == 1
+	}
+	m.settle()
+}
+
 // Ended gives the machine the result of an act. It ignores acts that Acts has not returned, and acts that have already
 // ended.
 func (m *Machine) Ended(now time.Time, id uint64, o Result) {

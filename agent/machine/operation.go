@@ -68,6 +68,7 @@ func (m *Machine) beginOperation(g *guest, kind ActionKind) {
 		m.operationAct(g, stageAct, Act{Kind: Restore, Wanted: w})
 	case ActionSend:
 		g.op.kind = OperationSending
+		g.events, g.handedOver = 0, false
 		m.operationAct(g, stageAct, Act{Kind: Send, Wanted: w})
 	}
 }
@@ -85,8 +86,8 @@ func (m *Machine) reserved(g *guest) (bytes uint64) {
 // interrupt cancels the operation. The operation ends by itself soon after.
 func (m *Machine) interrupt(g *guest) {
 	op := g.op
-	if op == nil || op.interrupted {
-		return
+	if op == nil || op.interrupted || op.kind == OperationSending && g.handedOver {
+		return // what is handed over ends by itself
 	}
 	op.interrupted = true
 	switch {
@@ -239,7 +240,7 @@ func (m *Machine) sendEnded(g *guest, o Result) {
 		op.stage, op.listing = stageSent, m.requestList()
 		return
 	}
-	op.err = o.Err
+	op.err, g.handedOver = o.Err, false
 	if op.interrupted {
 		op.err = fmt.Errorf("the transfer was cancelled (%w)", o.Err)
 		op.deadline = m.now.Add(m.config.SendEndWait)

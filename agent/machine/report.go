@@ -94,8 +94,12 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 	if r.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && g.record != nil {
 		observed.LastLines = g.record.LastLines
 	}
+	observed.HandedOver = r.Condition == v1.GuestCondition_GUEST_CONDITION_SENDING && g.handedOver
 	if !g.stoppedAt.IsZero() {
 		observed.StoppedUnixNs = g.stoppedAt.UnixNano()
+	}
+	if !g.receivedAt.IsZero() {
+		observed.ReceivedUnixNs = g.receivedAt.UnixNano()
 	}
 	if !g.resumedAt.IsZero() {
 		observed.ResumedUnixNs = g.resumedAt.UnixNano()

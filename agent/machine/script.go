@@ -262,6 +262,7 @@ func (m *Machine) recordStageEnded(g *guest, o Result) {
 		} else if o.Busy {
 			m.fail(g, fmt.Errorf("receive guest %s: libvirt does not come to an end with it", g.name))
 		} else {
+			g.receivedAt = m.now
 			m.beginRecord(g)
 		}
 		return
@@ -285,7 +286,7 @@ func (m *Machine) recordStageEnded(g *guest, o Result) {
 // applyRecord brings a record into force. The record is on disk, except as beginRecord says.
 func (m *Machine) applyRecord(g *guest, to *Record, begins bool) {
 	if begins {
-		g.sendDone, g.stoppedAt, g.resumedAt, g.progress, g.notes = false, time.Time{}, time.Time{}, nil, nil
+		g.sendDone, g.stoppedAt, g.receivedAt, g.resumedAt, g.progress, g.notes = false, time.Time{}, time.Time{}, time.Time{}, nil, nil
 	}
 	if to.Phase == PhaseSending {
 		g.sendDone, g.stoppedAt, g.progress, g.failure = false, time.Time{}, nil, Failure{}

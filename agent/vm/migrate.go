@@ -13,9 +13,13 @@ import (
 
 // Settings of the transfer.
 const (
-	// downtimeMillis bounds the downtime, as QEMU estimates it from the bandwidth. If the guest changes memory too
-	// fast, QEMU slows it down step by step (auto-converge) until the downtime fits.
+	// firstDowntime and downtimeMillis bound the downtime, as QEMU estimates it from the bandwidth: the limit is the first at the
+	// beginning, and grows to the second with the passes over memory (see downtimeLimit). If the guest changes memory too fast
+	// for the second, QEMU slows it down step by step (auto-converge) until the downtime fits.
+	firstDowntime  = 50
 	downtimeMillis = 300
+	// limitEvery is how often the limit is set anew.
+	limitEvery = 100 * time.Millisecond
 	// convergeInitial and convergeStep are the share of the vCPUs' time, in per cent, that the first step and each
 	// further step take away. An MPI program runs as fast as its slowest rank, but a transfer that never ends is worse
 	// than one that slows it for seconds.
@@ -92,13 +96,14 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			_ = domain.MigrateSetMaxDowntime(downtimeMillis, 0)
+			_ = domain.MigrateSetMaxDowntime(firstDowntime, 0)
 			if err := domain.MigrateToURI3(options.DestURI, parameters(options), migrateFlags); err != nil {
 				return fmt.Errorf("%v", err) // drop the error's kind: it may come from either daemon
 			}
 			return nil
 		}))
 	}()
+	go l.limitDowntime(callCtx, uid)
 	var err error
 	select {
 	case err = <-ended:
@@ -113,6 +118,43 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 		return &MigrateError{UID: uid, Outcome: OutcomeGone, Aborted: ctx.Err() != nil, Err: err}
 	}
 	return &MigrateError{UID: uid, Outcome: l.outcome(uid), Aborted: ctx.Err() != nil, Err: err}
+}
+
+// limitDowntime raises the limit of a transfer's downtime until ctx ends.
+func (l *Libvirt) limitDowntime(ctx context.Context, uid string) {
+	tick := time.NewTicker(limitEvery)
+	defer tick.Stop()
+	for set := uint64(firstDowntime); set < downtimeMillis; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		_ = l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
+			info, err := domain.GetJobStats(0)
+			if err != nil || info.Type == libvirt.DOMAIN_JOB_NONE {
+				return err
+			}
+			limit := downtimeLimit(info.MemIteration, info.MemDirtyRate*info.MemPageSize, info.MemBps)
+			if limit > set && domain.MigrateSetMaxDowntime(limit, 0) == nil {
+				set = limit
+			}
+			return nil
+		})
+	}
+}
+
+// downtimeLimit returns the limit of the downtime, ms, in a pass over memory; the first pass, over all of it, is 1. dirty and sent are what
+// the guest changes and what the link takes, bytes per second. Each further pass is shorter by their ratio: where that is small, waiting
+// for a few passes makes the stop short. Where it is not, more passes only cost time and bandwidth.
+func downtimeLimit(pass, dirty, sent uint64) uint64 {
+	switch {
+	case pass <= 2:
+		return firstDowntime
+	case sent > 0 && 2*dirty > sent:
+		return downtimeMillis
+	}
+	return min(uint64(firstDowntime)<<min(pass-2, 8), downtimeMillis)
 }
 
 const migrateFlags = libvirt.MIGRATE_LIVE | libvirt.MIGRATE_PEER2PEER | libvirt.MIGRATE_PAUSED |

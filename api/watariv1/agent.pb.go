@@ -2389,9 +2389,13 @@ type GuestObserved struct {
 	// facts, as far as the host keeps them. An agent leaves them out once it has orders of the present session for the guest.
 	Facts *GuestFacts `protobuf:"bytes,18,opt,name=facts,proto3" json:"facts,omitempty"`
 	// ran_on: the transfer of migration_id failed, and the guest went on here. What the target received is out of date.
-	RanOn         bool `protobuf:"varint,19,opt,name=ran_on,json=ranOn,proto3" json:"ran_on,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RanOn bool `protobuf:"varint,19,opt,name=ran_on,json=ranOn,proto3" json:"ran_on,omitempty"`
+	// handed_over: SENDING: its QEMU stopped for the transfer, did not go on, and has ended. So if the target has received the guest, it has the
+	// only copy. libvirt confirms that only a fifth of a second later.
+	HandedOver     bool  `protobuf:"varint,20,opt,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
+	ReceivedUnixNs int64 `protobuf:"varint,21,opt,name=received_unix_ns,json=receivedUnixNs,proto3" json:"received_unix_ns,omitempty"` // when this host had all of a guest that came in, by its clock
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GuestObserved) Reset() {
@@ -2555,6 +2559,20 @@ func (x *GuestObserved) GetRanOn() bool {
 		return x.RanOn
 	}
 	return false
+}
+
+func (x *GuestObserved) GetHandedOver() bool {
+	if x != nil {
+		return x.HandedOver
+	}
+	return false
+}
+
+func (x *GuestObserved) GetReceivedUnixNs() int64 {
+	if x != nil {
+		return x.ReceivedUnixNs
+	}
+	return 0
 }
 
 // KnownEpoch is the highest epoch in a host's record of a guest.
@@ -3357,7 +3375,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05peers\x18\x06 \x03(\tR\x05peers\x12\x1a\n" +
 	"\bclusters\x18\a \x03(\tR\bclusters\x12 \n" +
 	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\x12\x18\n" +
-	"\avolumes\x18\t \x03(\tR\avolumes\"\x8a\x05\n" +
+	"\avolumes\x18\t \x03(\tR\avolumes\"\xd5\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3379,7 +3397,10 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\aprocess\x18\x10 \x01(\bR\aprocess\x12:\n" +
 	"\rout_of_memory\x18\x11 \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12+\n" +
 	"\x05facts\x18\x12 \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12\x15\n" +
-	"\x06ran_on\x18\x13 \x01(\bR\x05ranOn\"4\n" +
+	"\x06ran_on\x18\x13 \x01(\bR\x05ranOn\x12\x1f\n" +
+	"\vhanded_over\x18\x14 \x01(\bR\n" +
+	"handedOver\x12(\n" +
+	"\x10received_unix_ns\x18\x15 \x01(\x03R\x0ereceivedUnixNs\"4\n" +
 	"\n" +
 	"KnownEpoch\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +

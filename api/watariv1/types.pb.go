@@ -3754,6 +3754,7 @@ type Migration struct {
 	DowntimeMs    uint32 `protobuf:"varint,20,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
 	StoppedUnixNs int64  `protobuf:"varint,21,opt,name=stopped_unix_ns,json=stoppedUnixNs,proto3" json:"stopped_unix_ns,omitempty"` // when the guest stopped, by the source's clock
 	Policy        string `protobuf:"bytes,22,opt,name=policy,proto3" json:"policy,omitempty"`                                       // that asked for it; empty: a person did, or a drain
+	SendingMs     uint32 `protobuf:"varint,23,opt,name=sending_ms,json=sendingMs,proto3" json:"sending_ms,omitempty"`               // of downtime_ms: until the target had all of the guest; the rest is the hand-over. 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3940,6 +3941,13 @@ func (x *Migration) GetPolicy() string {
 		return x.Policy
 	}
 	return ""
+}
+
+func (x *Migration) GetSendingMs() uint32 {
+	if x != nil {
+		return x.SendingMs
+	}
+	return 0
 }
 
 // CheckpointFile is a guest's saved state in a file: compressed and encrypted.
@@ -6842,7 +6850,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x06 \x01(\rR\n" +
 	"downtimeMs\x12\x1d\n" +
 	"\n" +
-	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\x9f\x06\n" +
+	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\xbe\x06\n" +
 	"\tMigration\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x14\n" +
 	"\x05guest\x18\x02 \x01(\tR\x05guest\x12\x1b\n" +
@@ -6867,7 +6875,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
 	"downtimeMs\x12&\n" +
 	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\x12\x16\n" +
-	"\x06policy\x18\x16 \x01(\tR\x06policy\"\x80\x01\n" +
+	"\x06policy\x18\x16 \x01(\tR\x06policy\x12\x1d\n" +
+	"\n" +
+	"sending_ms\x18\x17 \x01(\rR\tsendingMs\"\x80\x01\n" +
 	"\x0eCheckpointFile\x12#\n" +
 	"\x04blob\x18\x01 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vstate_bytes\x18\x02 \x01(\x04R\n" +

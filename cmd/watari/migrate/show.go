@@ -16,10 +16,10 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
-// downtime returns for how long the guest stood, with its two parts: until QEMU had sent all, and until the target had resumed it.
+// downtime returns for how long the guest stood, with its two parts: until the target had all of it, and until it had resumed it.
 func downtime(m *v1.Migration) string {
-	text, sending := output.Milliseconds(m.GetDowntimeMs()), m.GetProgress().GetDowntimeMs()
-	if sending == 0 || sending >= m.GetDowntimeMs() {
+	text, sending := output.Milliseconds(m.GetDowntimeMs()), m.GetSendingMs()
+	if sending == 0 {
 		return text
 	}
 	return fmt.Sprintf("%s (%s sending, %s hand-over)", text, output.Milliseconds(sending), output.Milliseconds(m.GetDowntimeMs()-sending))

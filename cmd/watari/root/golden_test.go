@@ -60,7 +60,7 @@ var (
 		Initrd: &v1.Blob{Digest: "sha256:bb", Size: 4 << 20}, Root: &v1.Blob{Digest: "sha256:cc", Size: 150 << 20}, RootType: "squashfs",
 		Source: "packages: lammps, openmpi-bin", Mpi: []string{"openmpi"}, Pm: true}}
 	migrations = []*v1.Migration{
-		{Meta: meta("md-0-m1"), Guest: "md-0", Source: "a2", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_DONE, TotalMs: 4510, DowntimeMs: 69,
+		{Meta: meta("md-0-m1"), Guest: "md-0", Source: "a2", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_DONE, TotalMs: 4510, DowntimeMs: 69, SendingMs: 40,
 			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, TransferredBytes: 213 << 20}, SourceEpoch: 2, TargetEpoch: 3},
 		{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_TRANSFERRING,
 			Reason: "the owner of b1 is back", Policy: "harvest",

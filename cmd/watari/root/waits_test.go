@@ -306,7 +306,7 @@ func moves(cancelled chan struct{}, stages ...*v1.Migration) *stub.Manager {
 
 func stage(state v1.MigrationState, message string) *v1.Migration {
 	return &v1.Migration{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: state, Message: message,
-		TotalMs: 4510, DowntimeMs: 69, Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, RemainingBytes: 128 << 20, TransferredBytes: 213 << 20, Iteration: 2, DowntimeMs: 40}}
+		TotalMs: 4510, DowntimeMs: 69, SendingMs: 40, Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, RemainingBytes: 128 << 20, TransferredBytes: 213 << 20, Iteration: 2, DowntimeMs: 40}}
 }
 
 const (
