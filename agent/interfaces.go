@@ -134,6 +134,8 @@ type Expected struct {
 type OutgoingTunnel struct {
 	Options domain.MigrateOptions
 	// Err returns why a connection to the target failed; nil: none failed.
-	Err   func() error
+	Err func() error
+	// Sent returns how many bytes of the guest's memory went to the target; 0: they are not counted.
+	Sent  func() uint64
 	Close func()
 }

@@ -501,5 +501,5 @@ func (s stubTunnels) Active(migration string) bool {
 }
 
 func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (OutgoingTunnel, error) {
-	return OutgoingTunnel{Close: func() {}, Err: func() error { return s.o.tunnelErr }}, nil
+	return OutgoingTunnel{Close: func() {}, Err: func() error { return s.o.tunnelErr }, Sent: func() uint64 { return 0 }}, nil
 }

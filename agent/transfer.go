@@ -56,7 +56,7 @@ func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way Ou
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		a.watchProgress(watchCtx, g)
+		a.watchProgress(watchCtx, g, way)
 	}()
 	go a.watchSender(watchCtx, g, way)
 	begun := time.Now()
@@ -80,7 +80,7 @@ func (a *Agent) watchSender(ctx context.Context, g *guest, way OutgoingTunnel) {
 	}
 	if ended && way.Err() == nil {
 		a.feed(func(m *machine.Machine, now time.Time) { m.SenderEnded(now, g.uid) })
-		a.noteProgress(ctx, g) // for how long it has stood still
+		a.noteProgress(ctx, g, way) // for how long it has stood still
 	}
 }
 
@@ -120,7 +120,7 @@ func (a *Agent) awaitProcess(ctx context.Context, uid string) (ended bool, err e
 	return false, nil
 }
 
-func (a *Agent) watchProgress(ctx context.Context, g *guest) {
+func (a *Agent) watchProgress(ctx context.Context, g *guest, way OutgoingTunnel) {
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
 	for {
@@ -129,12 +129,15 @@ func (a *Agent) watchProgress(ctx context.Context, g *guest) {
 			return
 		case <-tick.C:
 		}
-		a.noteProgress(ctx, g)
+		a.noteProgress(ctx, g, way)
 	}
 }
 
-func (a *Agent) noteProgress(ctx context.Context, g *guest) {
+func (a *Agent) noteProgress(ctx context.Context, g *guest, way OutgoingTunnel) {
 	if p, err := a.hypervisor.Progress(ctx, g.uid); err == nil && p != nil {
+		if sent := way.Sent(); sent > 0 { // what QEMU says is before the tunnel compresses it
+			p.TransferredBytes = sent
+		}
 		a.feed(func(m *machine.Machine, now time.Time) { m.Progress(now, g.uid, p) })
 	}
 }

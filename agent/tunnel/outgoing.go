@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,23 +40,32 @@ type Outgoing struct {
 	dir       string
 	group     sync.WaitGroup
 
+	sent atomic.Uint64
+
 	mu  sync.Mutex
 	err error
 }
 
+// Sent returns how many bytes of the guest went to the target, compressed; 0: they are not counted, because its agent is of an earlier version.
+func (o *Outgoing) Sent() uint64 { return o.sent.Load() }
+
 // Open makes the sockets whose connections the tunnel forwards to a target. It fails if the target does not expect the
 // migration. The connections last until Close; the end of ctx does not close them.
 func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
-	probed, err := t.dial(ctx, o, probe)
+	probed, said, err := t.ask(ctx, o.peer(), probe, o.Migration)
 	if err != nil {
 		return nil, err
 	}
 	probed.NetConn().Close()
+	memory := QEMU
+	if said == unpacks {
+		memory = packed
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, tunnelDir, o.Migration)}
 	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
 	out.MigrateSocket = o.MigrateSocket
-	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {
+	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: memory} {
 		listener, err := listenUnix(path)
 		if err != nil {
 			out.Close()
@@ -130,6 +140,16 @@ func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listene
 			defer remote.Close()
 			stop := context.AfterFunc(ctx, func() { remote.NetConn().Close(); local.Close() })
 			defer stop()
+			if socket == packed {
+				both(func() {
+					copyPacked(remote, local, &out.sent)
+					remote.CloseWrite()
+				}, func() {
+					copyAll(local, remote)
+					closeWrite(local)
+				})
+				return
+			}
 			splice(remote, local)
 		}()
 	}
@@ -155,8 +175,11 @@ func (o *Outgoing) Close() {
 
 // dial opens a connection to one of the target's sockets.
 func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, error) {
-	return t.connect(ctx, Peer{o.Target, o.TargetUID, o.Address}, socket, o.Migration)
+	return t.connect(ctx, o.peer(), socket, o.Migration)
 }
+
+// peer is the target.
+func (o Order) peer() Peer { return Peer{o.Target, o.TargetUID, o.Address} }
 
 // Peer is another host.
 type Peer struct {
@@ -167,19 +190,24 @@ type Peer struct {
 
 // connect opens a connection to another host and sends the header: the socket and a text.
 func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text string) (*tls.Conn, error) {
-	conn, err := t.reach(ctx, to)
-	if err != nil {
-		return nil, err
+	conn, _, err := t.ask(ctx, to, socket, text)
+	return conn, err
+}
+
+// ask is connect, and returns what the other host says.
+func (t *Tunnels) ask(ctx context.Context, to Peer, socket Socket, text string) (conn *tls.Conn, said string, err error) {
+	if conn, err = t.reach(ctx, to); err != nil {
+		return nil, "", err
 	}
 	if err = writeHeader(conn, text, socket); err == nil {
-		err = readAnswer(conn)
+		said, err = readAnswer(conn)
 	}
 	if err != nil {
 		conn.NetConn().Close()
-		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, conn.RemoteAddr(), err)
+		return nil, "", fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, conn.RemoteAddr(), err)
 	}
 	conn.NetConn().SetDeadline(time.Time{})
-	return conn, nil
+	return conn, said, nil
 }
 
 // reach opens a connection to another host: directly, or else inside WireGuard, which leads to hosts that only dial out, and

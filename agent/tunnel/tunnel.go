@@ -62,6 +62,8 @@ const (
 	blob Socket = 4
 	// volume leads to a volume.
 	volume Socket = 5
+	// packed is QEMU, with what is sent to it in frames that may be compressed.
+	packed Socket = 6
 )
 
 // Config says where a host's tunnels end.
@@ -202,7 +204,7 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		return
 	}
 	if socket == probe {
-		answer(conn, nil)
+		writeFrame(conn, accepted, unpacks)
 		return
 	}
 	// Count the connection before admitting it. Otherwise an admitted connection that does not count as open would look
@@ -228,6 +230,19 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	defer stop()
 	if socket == Libvirt {
 		t.guard(conn, local, e)
+		return
+	}
+	if socket == packed {
+		both(func() {
+			if err := copyUnpacked(local, conn); err != nil {
+				t.config.Log.Warn("tunnel", "migration", e.Migration, "error", err)
+				raw.Close()
+			}
+			closeWrite(local)
+		}, func() {
+			copyAll(conn, local)
+			conn.CloseWrite()
+		})
 		return
 	}
 	splice(conn, local)
@@ -276,7 +291,7 @@ func (t *Tunnels) guard(conn *tls.Conn, local net.Conn, e Expected) {
 // enter connects to the local socket at the end of a tunnel.
 func (t *Tunnels) enter(ctx context.Context, e Expected, socket Socket) (conn net.Conn, err error) {
 	paths := t.config.LibvirtSockets
-	if socket == QEMU {
+	if socket == QEMU || socket == packed {
 		paths = []string{e.MigrateSocket}
 	}
 	for _, path := range paths {

@@ -24,7 +24,7 @@ func writeHeader(w io.Writer, migration string, socket Socket) error {
 
 func readHeader(r io.Reader) (string, Socket, error) {
 	kind, text, err := readFrame(r)
-	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) && kind != byte(blob) && kind != byte(volume) {
+	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) && kind != byte(blob) && kind != byte(volume) && kind != byte(packed) {
 		err = fmt.Errorf("unknown socket %d", kind)
 	}
 	return text, Socket(kind), err
@@ -43,18 +43,22 @@ func answer(w io.Writer, err error) {
 	writeFrame(w, kind, text[:min(len(text), headerLimit)])
 }
 
-func readAnswer(r io.Reader) error {
+// unpacks is the text of the answer to a probe by a host that takes packed connections. An agent of an earlier version sends none.
+const unpacks = "unpacks"
+
+// readAnswer returns the text of an answer that accepts.
+func readAnswer(r io.Reader) (string, error) {
 	kind, text, err := readFrame(r)
 	if err != nil {
-		return fmt.Errorf("read its answer: %w", err)
+		return "", fmt.Errorf("read its answer: %w", err)
 	}
 	if kind == absent {
-		return ErrAbsent
+		return "", ErrAbsent
 	}
 	if kind != accepted {
-		return fmt.Errorf("it refused: %s", text)
+		return "", fmt.Errorf("it refused: %s", text)
 	}
-	return nil
+	return text, nil
 }
 
 func writeFrame(w io.Writer, kind byte, text string) error {

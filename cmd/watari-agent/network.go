@@ -77,7 +77,7 @@ func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, migrateSock
 			MigrateURI:     "unix://" + out.MigrateSocket,
 			BandwidthBytes: order.BandwidthBytes,
 		},
-		Err: out.Err, Close: out.Close,
+		Err: out.Err, Sent: out.Sent, Close: out.Close,
 	}, nil
 }
 
