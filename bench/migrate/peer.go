@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"watari/bench/system"
@@ -45,15 +47,15 @@ func takeSocat(s *system.System) error {
 	return nil
 }
 
-// peerMoves moves bm-1 to the other host of its site and back.
-func peerMoves(s *system.System) ([]window, error) {
-	g, err := find(s, "bm-1")
+// peerMoves moves a guest to another host and back.
+func peerMoves(s *system.System, name string, away func(string) string) ([]window, error) {
+	g, err := find(s, name)
 	if err != nil {
 		return nil, err
 	}
-	from, to := g.Host, other(g.Host)
-	p := peer{s: s, uid: g.Meta.UID, address: g.Address}
-	if p.tap, err = s.OnHost(from, `virsh -c qemu:///system domiflist watari-bm-1 | awk '$2 == "ethernet" {printf $1}'`); err != nil {
+	from, to := g.Host, away(g.Host)
+	p := peer{s: s, domain: "watari-" + name, uid: g.Meta.UID, address: g.Address}
+	if p.tap, err = s.OnHost(from, `virsh -c qemu:///system domiflist `+p.domain+` | awk '$2 == "ethernet" {printf $1}'`); err != nil {
 		return nil, err
 	}
 	for _, host := range []string{from, to} {
@@ -77,14 +79,14 @@ func peerMoves(s *system.System) ([]window, error) {
 	return windows, nil
 }
 
-// reached waits until the manager is connected to all agents and to the guest's agent.
-func reached(s *system.System) error {
+// reached waits until the manager is connected to all agents and to a guest's agent.
+func reached(s *system.System, name string) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		var hosts []struct{ State string }
 		if err := s.JSON(&hosts, "host", "list"); err != nil {
 			return err
 		}
-		g, err := find(s, "bm-1")
+		g, err := find(s, name)
 		if err != nil {
 			return err
 		}
@@ -97,13 +99,13 @@ func reached(s *system.System) error {
 	}
 }
 
-// migrate is the path of the socket for the guest's memory, at a place where AppArmor lets QEMU make it.
-const migrate = "/run/libvirt/watari/m.tunnelmigrate.dest.watari-bm-1"
-
 type peer struct {
-	s                 *system.System
-	uid, address, tap string
+	s                         *system.System
+	domain, uid, address, tap string
 }
+
+// socket is the path of the socket for the guest's memory, at a place where AppArmor lets QEMU make it.
+func (p peer) socket() string { return "/run/libvirt/watari/m.tunnelmigrate.dest." + p.domain }
 
 // prepare returns a script that stops the agent, opens the packet filter, and makes what a target needs if it is
 // missing. The brackets keep the pattern from matching the shell itself.
@@ -136,9 +138,9 @@ func (p peer) move(from, to string) (window, error) {
 	}
 	for _, c := range [][2]string{
 		{to, fmt.Sprintf("OPENSSL-LISTEN:7999,reuseaddr,fork,%s UNIX-CONNECT:/run/libvirt/libvirt-sock", tls)},
-		{to, fmt.Sprintf("-b 262144 OPENSSL-LISTEN:7998,reuseaddr,fork,%s UNIX-CONNECT:%s", tls, migrate)},
+		{to, fmt.Sprintf("-b 262144 OPENSSL-LISTEN:7998,reuseaddr,fork,%s UNIX-CONNECT:%s", tls, p.socket())},
 		{from, fmt.Sprintf("UNIX-LISTEN:/run/peer/libvirt.sock,unlink-early,fork OPENSSL:%s:7999,%s", target, tls)},
-		{from, fmt.Sprintf("-b 262144 UNIX-LISTEN:%s,unlink-early,fork OPENSSL:%s:7998,%s", migrate, target, tls)},
+		{from, fmt.Sprintf("-b 262144 UNIX-LISTEN:%s,unlink-early,fork OPENSSL:%s:7998,%s", p.socket(), target, tls)},
 	} {
 		if err := background(c[0], c[1]); err != nil {
 			return window{}, err
@@ -150,15 +152,23 @@ func (p peer) move(from, to string) (window, error) {
 		return window{}, err
 	}
 	w := window{begin: time.Now()}
-	_, err = p.s.OnHost(from, fmt.Sprintf(`virsh -q -c qemu:///system migrate --live --p2p --migrateuri unix://%s watari-bm-1 'qemu+unix:///system?socket=/run/peer/libvirt.sock'
-ip route replace %s via %s proto 119 metric 119`, migrate, p.address, target))
+	// To a host of another site there is no such route; then only the total is of interest.
+	_, err = p.s.OnHost(from, fmt.Sprintf(`virsh -q -c qemu:///system migrate --live --p2p --migrateuri unix://%s %s 'qemu+unix:///system?socket=/run/peer/libvirt.sock' || exit 1
+ip route replace %s via %s proto 119 metric 119 || true`, p.socket(), p.domain, p.address, target))
 	if err != nil {
 		return w, err
 	}
 	w.end = time.Now()
 	w.total = w.end.Sub(w.begin).Seconds()
+	out, err := p.s.OnHost(to, "virsh -c qemu:///system domjobinfo --completed "+p.domain+" | awk '/^Total downtime:/ {print $3}'")
+	if err != nil {
+		return w, err
+	}
+	if w.downtime, err = strconv.ParseFloat(strings.TrimSpace(out), 64); err != nil {
+		return w, fmt.Errorf("virsh's downtime: %w", err)
+	}
 	for _, host := range []string{from, to} {
-		if _, err := p.s.OnHost(host, "pkill socat || true; rm -f "+migrate); err != nil {
+		if _, err := p.s.OnHost(host, "pkill socat || true; rm -f "+p.socket()); err != nil {
 			return w, err
 		}
 	}

@@ -20,7 +20,7 @@ import (
 func (b *bench) perf(ctx context.Context, c *cable, environment []string, arguments ...string) (string, error) {
 	program := filepath.Join(b.build, "pm-perf")
 	if c == nil {
-		return run(ctx, program, arguments...)
+		return run(ctx, "env", slices.Concat(environment, []string{program}, arguments)...)
 	}
 	environment = slices.Concat(os.Environ(), []string{"PM_JOB_KEY=" + b.jobKey}, environment)
 	server := exec.CommandContext(ctx, c.in(1)[0], append(c.in(1)[1:], program, "--server")...)

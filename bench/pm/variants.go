@@ -66,6 +66,9 @@ func (w *variant) name() string {
 
 func (w *variant) overPM() bool { return w.carrier == "pm" && w.mpi != "" }
 
+// keyless is PM without a job's key. Watari always sets one: only with it can a process leave a rail and join another.
+const keyless = "pm without a key"
+
 const (
 	debianOpenMPI = "Debian Open MPI"
 	debianMPICH   = "Debian MPICH"
@@ -87,14 +90,20 @@ func (b *bench) variants() []*variant {
 func (b *bench) bare() []*variant {
 	flag := &variant{rail: "shm", carrier: "flag in a cache line"}
 	memcpy := &variant{rail: "shm", carrier: "memcpy"}
-	pm := &variant{rail: "shm", carrier: "pm", perf: []string{"--csv", "-", "--repeat", "101",
+	pm := &variant{rail: "shm", carrier: "pm", environment: []string{"PM_JOB_KEY=" + b.jobKey}, perf: []string{"--csv", "-", "--repeat", "101",
 		"--curves", "flag,memcpy,message,write", "--sizes", "8,1M"}}
 	pm.curves = map[string]*variant{"flag": flag, "memcpy": memcpy, "message": pm, "write": pm}
-	return []*variant{flag, memcpy, pm}
+	without := &variant{rail: "shm", carrier: keyless, perf: []string{"--csv", "-", "--repeat", "101", "--curves", "message,write", "--sizes", "8,1M"}}
+	without.curves = map[string]*variant{"message": without, "write": without}
+	return []*variant{flag, memcpy, pm, without}
 }
 
-// pmEnvironment makes libfabric load only PM's provider.
+// pmEnvironment makes libfabric load only PM's provider, and gives it a job's key.
 func (b *bench) pmEnvironment() []string {
+	return append(b.keylessEnvironment(), "PM_JOB_KEY="+b.jobKey)
+}
+
+func (b *bench) keylessEnvironment() []string {
 	return []string{"FI_PROVIDER_PATH=" + b.build, "FI_PROVIDER=pm"}
 }
 
@@ -115,6 +124,10 @@ func (b *bench) openMPI() []*variant {
 			command: with(debian, "--mca", "pml", "ob1", "--mca", "btl", "self,vader")},
 		{rail: "shm", mpi: debianOpenMPI, carrier: "pm", against: "vader", abi: "openmpi", environment: b.pmEnvironment(),
 			command: with(debian, throughOFI("mtl_ofi_provider_include", "pm")...)},
+		{rail: "shm", mpi: debianOpenMPI, carrier: keyless, abi: "openmpi", environment: b.keylessEnvironment(),
+			command: with(debian, throughOFI("mtl_ofi_provider_include", "pm")...)},
+		{rail: "shm", mpi: debianOpenMPI, carrier: "UCX, posix and cma", abi: "openmpi",
+			command: with(debian, "--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any", "-x", "UCX_TLS=posix,cma,self")},
 		{rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL", abi: "openmpi", slow: true,
 			command: with(debian, "--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo")},
 		{rail: "tcp", mpi: debianOpenMPI, carrier: "libfabric tcp", abi: "openmpi", slow: true, environment: []string{"FI_TCP_IFACE=lo"},
@@ -146,6 +159,8 @@ func (b *bench) mpich() []*variant {
 			environment: slices.Concat(environment, []string{"FI_PROVIDER=shm"})},
 		{rail: "shm", mpi: pypiMPICH, carrier: "pm", against: "libfabric shm", abi: "mpich-abi", command: command,
 			environment: slices.Concat(environment, b.pmEnvironment())},
+		{rail: "shm", mpi: pypiMPICH, carrier: keyless, abi: "mpich-abi", command: command,
+			environment: slices.Concat(environment, b.keylessEnvironment())},
 	}
 }
 

@@ -70,9 +70,6 @@ func addLinks(variants []*variant) {
 	}
 }
 
-// pmAcross returns PM's environment for processes on different machines.
-func (b *bench) pmAcross() []string { return append(b.pmEnvironment(), "PM_JOB_KEY="+b.jobKey) }
-
 // bareOver returns PM without MPI.
 func (b *bench) bareOver() []*variant {
 	pm := &variant{rail: "udp", carrier: "pm", perf: []string{"--csv", "-", "--repeat", "51", "--curves", "message,write", "--sizes", "8,1M"}}
@@ -93,7 +90,7 @@ func (b *bench) openMPIOver(c *cable) []*variant {
 	}
 	const include = "mtl_ofi_provider_include"
 	return []*variant{
-		over("udp", "pm", b.pmAcross(), throughOFI(include, "pm")...),
+		over("udp", "pm", b.pmEnvironment(), throughOFI(include, "pm")...),
 		over("tcp", "tcp BTL", nil, "--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "eth0"),
 		over("tcp", "libfabric tcp", []string{"FI_TCP_IFACE=eth0"}, throughOFI(include, "tcp;ofi_rxm")...),
 		over("udp", "libfabric udp;ofi_rxd", []string{"FI_UDP_IFACE=eth0"}, throughOFI(include, "udp;ofi_rxd")...),
@@ -111,10 +108,10 @@ func (b *bench) hydraOver(c *cable) []*variant {
 	intel, intelLauncher := b.intelEnvironment()
 	intel = append(intel, "I_MPI_FABRICS=ofi")
 	return []*variant{
-		over("udp", pypiMPICH, "pm", launcher, "-launcher", slices.Concat(mpich, b.pmAcross())...),
+		over("udp", pypiMPICH, "pm", launcher, "-launcher", slices.Concat(mpich, b.pmEnvironment())...),
 		over("tcp", pypiMPICH, "libfabric tcp", launcher, "-launcher",
 			slices.Concat(mpich, []string{"FI_PROVIDER=tcp;ofi_rxm", "FI_TCP_IFACE=eth0"})...),
-		over("udp", intelMPI, "pm", intelLauncher, "-bootstrap", slices.Concat(intel, []string{"I_MPI_OFI_PROVIDER=pm"}, b.pmAcross())...),
+		over("udp", intelMPI, "pm", intelLauncher, "-bootstrap", slices.Concat(intel, []string{"I_MPI_OFI_PROVIDER=pm"}, b.pmEnvironment())...),
 		over("tcp", intelMPI, "libfabric tcp", intelLauncher, "-bootstrap",
 			slices.Concat(intel, []string{"I_MPI_OFI_PROVIDER=tcp", "FI_TCP_IFACE=eth0"})...),
 	}
