@@ -114,7 +114,7 @@ func newResult(variants []*variant, plots []string, skipped map[string]string) *
 	return r
 }
 
-// fastestMPI finds the MPIs that are fastest on one machine, with PM and without.
+// fastestMPI finds the MPIs that are fastest on one machine, with PM and without, among those that were measured.
 func fastestMPI(variants []*variant, k key) fastest {
 	var pm, other *variant
 	for _, w := range variants {
@@ -128,6 +128,9 @@ func fastestMPI(variants []*variant, k key) fastest {
 		if *best == nil || (w.stat(k).Median < (*best).stat(k).Median) == (k.metric == latency) {
 			*best = w
 		}
+	}
+	if pm == nil || other == nil {
+		return fastest{Metric: k.metric, Size: k.size}
 	}
 	return fastest{Metric: k.metric, Size: k.size, PM: pm.name(), Other: other.name(), Ratio: report.Ratios(pm.figures[k], other.figures[k])}
 }
