@@ -26,17 +26,39 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca.
+// loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca. With a secret, its key is
+// encrypted in the store, also one that was kept without.
 func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
 		a, err := ca.New("watari")
 		if err != nil {
 			return nil, nil, err
 		}
-		return a.CertificatePEM(), a.KeyPEM(), nil
+		if m.Secret == nil {
+			return a.CertificatePEM(), a.KeyPEM(), nil
+		}
+		sealed, err := ca.Seal(a.KeyPEM(), m.Secret)
+		return a.CertificatePEM(), sealed, err
 	}, core.NewPolicy(1, policy.Default, "the default of new installations", ""))
 	if err != nil {
 		return nil, err
+	}
+	switch sealed := ca.Sealed(key); {
+	case sealed && m.Secret == nil:
+		return nil, errors.New("the authority's key is encrypted: start the manager with --authority-secret FILE")
+	case sealed:
+		if key, err = ca.Unseal(key, m.Secret); err != nil {
+			return nil, err
+		}
+	case m.Secret != nil:
+		encrypted, err := ca.Seal(key, m.Secret)
+		if err != nil {
+			return nil, err
+		}
+		if err := m.store.SealAuthority(ctx, certificate, key, encrypted); err != nil {
+			return nil, err
+		}
+		m.Log.Info("the authority's key is encrypted from now on")
 	}
 	path := filepath.Join(m.State, "ca", "ca.crt")
 	if err := writeFile(path, certificate, 0o644); err != nil {

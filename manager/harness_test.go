@@ -69,17 +69,25 @@ func start(t *testing.T, dir string, endpoints ...string) *running {
 // begin starts a manager in a folder.
 func begin(t *testing.T, dir string, endpoints ...string) *running {
 	t.Helper()
+	return beginWith(t, dir, func(c *Config) { c.EtcdEndpoints = endpoints })
+}
+
+// beginWith starts a manager in a folder with other settings.
+func beginWith(t *testing.T, dir string, change func(*Config)) *running {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan net.Addr, 1), make(chan error, 1)
 	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}, ends: map[string]context.CancelFunc{}}
 	go func() {
-		ended <- Run(ctx, Config{
-			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", EtcdEndpoints: endpoints, Ready: func(a net.Addr) { ready <- a },
+		config := Config{
+			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", Ready: func(a net.Addr) { ready <- a },
 			RunController: func(ctx context.Context, d controller.Deps) error {
 				r.deps.Store(&d)
 				return controller.Run(ctx, d)
 			},
-		})
+		}
+		change(&config)
+		ended <- Run(ctx, config)
 	}()
 	select {
 	case a := <-ready:

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -55,6 +56,8 @@ type Config struct {
 	Name string
 	// EtcdEndpoints of an outside etcd; empty: one is embedded.
 	EtcdEndpoints []string
+	// Secret encrypts the authority's key in the store; nil: it is kept as it is.
+	Secret []byte
 	// EtcdTLS is for the EtcdEndpoints.
 	EtcdTLS *tls.Config
 	// Blobs is the folder of images' blobs; several managers share one. Empty: State/blobs.
@@ -139,6 +142,11 @@ func (c *Config) complete() error {
 	if c.AdminConfig == "" {
 		c.AdminConfig = filepath.Join(filepath.Dir(c.State), "admin.json")
 	}
+	for _, endpoint := range c.EtcdEndpoints {
+		if err := checkEndpoint(endpoint); err != nil {
+			return err
+		}
+	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -146,6 +154,18 @@ func (c *Config) complete() error {
 		c.RunController = controller.Run
 	}
 	return nil
+}
+
+// checkEndpoint refuses an etcd without TLS on another machine: what is in it opens all hosts.
+func checkEndpoint(endpoint string) error {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" {
+		return fmt.Errorf("--etcd-endpoints: %q is no URL such as https://etcd1:2379", endpoint)
+	}
+	if ip := net.ParseIP(u.Hostname()); u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()) {
+		return nil
+	}
+	return fmt.Errorf("--etcd-endpoints: %s is not encrypted, and who reads or changes what is in etcd is root on all hosts; use https:// (http:// only on this machine)", endpoint)
 }
 
 func (c *Config) storeConfig() store.Config {

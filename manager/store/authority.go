@@ -64,3 +64,20 @@ func (s *Store) Authority(ctx context.Context, make func() (certificate, key []b
 		}
 	}
 }
+
+// SealAuthority replaces the authority's key by the encrypted one, unless another has done so.
+func (s *Store) SealAuthority(ctx context.Context, certificate, key, sealed []byte) error {
+	was, err := json.Marshal(authorityRecord{certificate, key})
+	if err != nil {
+		return fmt.Errorf("encode the authority: %w", err)
+	}
+	value, err := json.Marshal(authorityRecord{certificate, sealed})
+	if err != nil {
+		return fmt.Errorf("encode the authority: %w", err)
+	}
+	same := clientv3.Compare(clientv3.Value(authorityKey), "=", string(was))
+	if _, err := s.client.Txn(ctx).If(same).Then(clientv3.OpPut(authorityKey, string(value))).Commit(); err != nil {
+		return fmt.Errorf("keep the authority's encrypted key: %w", err)
+	}
+	return nil
+}

@@ -49,6 +49,8 @@ type options struct {
 	NoAgent   bool   `json:"no_agent,omitempty"`
 	NoSharing bool   `json:"no_sharing,omitempty"`
 	Metrics   bool   `json:"metrics,omitempty"`
+	// Secret is the path of a file with a secret that encrypts the authority's key; empty: none.
+	Secret string `json:"secret,omitempty"`
 	// Fence is the path of a program that switches off a host that has not answered for FenceAfter; empty: none.
 	Fence      string        `json:"fence,omitempty"`
 	FenceAfter time.Duration `json:"fence_after,omitempty"`
@@ -57,7 +59,7 @@ type options struct {
 
 // ofManager returns the manager's options.
 func (o options) ofManager() options {
-	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
+	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Secret: o.Secret, Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
 }
 
 // ofAgent returns the agent's options.

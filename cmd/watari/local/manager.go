@@ -33,6 +33,9 @@ func (u *up) startManager(ctx context.Context) error {
 	if u.NoSharing {
 		spec.Command = append(spec.Command, "--no-sharing")
 	}
+	if u.Secret != "" {
+		spec.Command = append(spec.Command, "--authority-secret", u.Secret)
+	}
 	if u.Fence != "" {
 		spec.Command = append(spec.Command, "--fence", u.Fence, "--fence-after", u.FenceAfter.String())
 	}

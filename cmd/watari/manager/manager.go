@@ -3,6 +3,7 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,13 +19,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"watari/ca"
 	daemon "watari/manager"
 )
 
 // flags are the command's flags.
 type flags struct {
 	config                    daemon.Config
-	prefix                    string
+	prefix, secret            string
 	etcdCA, etcdCert, etcdKey string
 	debug                     bool
 }
@@ -57,6 +59,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
 	set.StringVar(&f.etcdKey, "etcd-key", "", "file with the key of --etcd-cert, PEM")
+	set.StringVar(&f.secret, "authority-secret", "", "file with a secret that encrypts the authority's key in the store (default: it is not encrypted)")
 	set.StringVar(&f.config.Metrics, "metrics", "", "address where Prometheus may ask for metrics, such as 127.0.0.1:7073 (default: none)")
 	set.StringVar(&f.config.FenceCommand, "fence", "", "path of a program that switches off a host with guests that does not answer; it gets the host's name (default: none)")
 	set.DurationVar(&f.config.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
@@ -144,6 +147,9 @@ func (f *flags) run(ctx context.Context) error {
 	if f.config.EtcdTLS, err = f.etcdTLS(); err != nil {
 		return err
 	}
+	if f.config.Secret, err = readSecret(f.secret); err != nil {
+		return err
+	}
 	if f.config.FenceCommand != "" {
 		if err := checkFence(f.config.FenceCommand, f.config.FenceAfter); err != nil {
 			return err
@@ -154,6 +160,22 @@ func (f *flags) run(ctx context.Context) error {
 
 // leastFenceAfter leaves an agent time to start again.
 const leastFenceAfter = 10 * time.Second
+
+// readSecret reads the file of --authority-secret; nil: there is none.
+func readSecret(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--authority-secret: %w", err)
+	}
+	secret := bytes.TrimSpace(text)
+	if err := ca.CheckSecret(secret); err != nil {
+		return nil, fmt.Errorf("--authority-secret %s: %w", path, err)
+	}
+	return secret, nil
+}
 
 // checkFence refuses a fencing command that cannot be run.
 func checkFence(command string, after time.Duration) error {
