@@ -137,8 +137,8 @@ func (a *Agent) warmMPI(ctx context.Context) {
 	}
 }
 
-// serveLaunchers serves watari-guest-rsh on a Unix socket. Every user of the guest may use it, because all commands in
-// other guests run as the cluster's ordinary user.
+// serveLaunchers serves watari-guest-rsh on a Unix socket, for root and the cluster's ordinary user, as whom all commands in other guests
+// run. Another user, such as that of a service, would get that user's rights.
 func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -150,7 +150,7 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, err
 	}
-	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer}
+	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer, May: a.mayLaunch}
 	// A launcher starts, and ends, all its programs at once. Afterwards the agent returns the memory of that work.
 	tidy := time.AfterFunc(tidyAfter, debug.FreeOSMemory)
 	go accept(listener, func(conn net.Conn) {
@@ -159,6 +159,15 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 		peers.Serve(ctx, conn.(*net.UnixConn))
 	})
 	return func() { listener.Close() }, nil
+}
+
+// mayLaunch refuses users of the guest who may not start processes in others.
+func (a *Agent) mayLaunch(uid uint32) error {
+	i := a.current()
+	if uid == 0 || i != nil && uid == i.GetUid() {
+		return nil
+	}
+	return fmt.Errorf("user %d of this guest may not start programs in others; root and user %s may", uid, i.GetUser())
 }
 
 // accept serves connections until the listener is closed.

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "watari/api/watariv1"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -44,5 +46,20 @@ func TestProgramsAreServedAfterAShortageOfDescriptors(t *testing.T) {
 			t.Fatal("not served, or not ended")
 		}
 		listener.Close()
+	}
+}
+
+func TestOnlyRootAndTheUserMayLaunch(t *testing.T) {
+	a := &Agent{}
+	for _, c := range []struct {
+		identity *v1.Identity
+		uid      uint32
+		may      bool
+	}{{nil, 0, true}, {nil, 1000, false}, {&v1.Identity{User: "watari", Uid: 1000}, 1000, true},
+		{&v1.Identity{User: "watari", Uid: 1000}, 0, true}, {&v1.Identity{User: "watari", Uid: 1000}, 33, false}} {
+		a.identity = c.identity
+		if err := a.mayLaunch(c.uid); (err == nil) != c.may {
+			t.Errorf("user %d, identity %v: %v", c.uid, c.identity, err)
+		}
 	}
 }

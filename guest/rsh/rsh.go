@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -35,6 +36,8 @@ type Peers struct {
 	Client watariv1connect.ProcessServiceClient
 	// Call returns a context for the client's calls to a guest, given by name or address.
 	Call func(ctx context.Context, host string) (context.Context, error)
+	// May returns an error if a user of the guest may not start processes in others.
+	May func(uid uint32) error
 }
 
 // session is one command in a peer.
@@ -60,6 +63,9 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	}
 	var a arguments
 	if err == nil {
+		err = p.admit(conn)
+	}
+	if err == nil {
 		a, err = parse(args)
 	}
 	if err != nil {
@@ -83,6 +89,23 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	default:
 		l.end(code)
 	}
+}
+
+// admit asks the kernel whose process is at the other end, and May whether it is admitted.
+func (p Peers) admit(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var who *unix.Ucred
+	var asked error
+	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if asked != nil {
+		return fmt.Errorf("ask who calls: %w", asked)
+	}
+	return p.May(who.Uid)
 }
 
 // fail ends the launcher with an error of the agent.

@@ -2,9 +2,13 @@ package rsh
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -45,6 +49,7 @@ func TestASignalEndsWhatHasNotBegun(t *testing.T) {
 	peers := Peers{
 		Client: watariv1connect.NewProcessServiceClient(&http.Client{Transport: deaf{}}, "http://guest"),
 		Call:   func(ctx context.Context, host string) (context.Context, error) { return ctx, nil },
+		May:    func(uint32) error { return nil },
 	}
 	go peers.Serve(t.Context(), agent)
 	for _, packet := range []string{"Amd-1\x00tr", "Aue\x00", "R", "S" + string(rune(unix.SIGTERM))} {
@@ -57,6 +62,33 @@ func TestASignalEndsWhatHasNotBegun(t *testing.T) {
 	n, err := launcher.Read(packet)
 	if err != nil || string(packet[:n]) != "X\x8f" {
 		t.Errorf("%q, %v", packet[:n], err)
+	}
+}
+
+func TestStrangersOfAGuestStartNothingInOthers(t *testing.T) {
+	launcher, agent := connected(t)
+	asked := make(chan uint32, 1)
+	peers := Peers{
+		Call: func(context.Context, string) (context.Context, error) {
+			t.Error("a guest is called")
+			return nil, io.EOF
+		},
+		May: func(uid uint32) error { asked <- uid; return errors.New("you may not") },
+	}
+	go peers.Serve(t.Context(), agent)
+	for _, packet := range []string{"Amd-1\x00true\x00", "R"} {
+		if _, err := launcher.Write([]byte(packet)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	launcher.SetReadDeadline(time.Now().Add(20 * time.Second))
+	packet := make([]byte, packetSize)
+	n, err := launcher.Read(packet)
+	if err != nil || !strings.Contains(string(packet[:n]), "you may not") {
+		t.Errorf("%q, %v", packet[:n], err)
+	}
+	if uid := <-asked; int(uid) != os.Getuid() {
+		t.Errorf("the kernel says that user %d calls", uid)
 	}
 }
 
