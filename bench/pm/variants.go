@@ -64,7 +64,7 @@ func (w *variant) name() string {
 	return name
 }
 
-func (w *variant) overPM() bool { return w.carrier == "pm" && w.mpi != "" }
+func (w *variant) overPM() bool { return (w.carrier == "pm" || w.carrier == keyless) && w.mpi != "" }
 
 // keyless is PM without a job's key. Watari always sets one: only with it can a process leave a rail and join another.
 const keyless = "pm without a key"
