@@ -113,7 +113,7 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	for _, host := range l.Hosts() {
 		err := c.Watch(waiting, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
 			state := seen.GetHost().GetState()
-			connected := state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE
+			connected := state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE && state != v1.HostState_HOST_STATE_QUARANTINED
 			return connected && seen.GetHost().GetInfo().GetLibvirtVersion() != "", nil
 		})
 		if err != nil && waiting.Err() != nil && ctx.Err() == nil {

@@ -143,7 +143,7 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 		if err != nil {
 			return false, brief(err)
 		}
-		return host != nil && host.GetState() != v1.HostState_HOST_STATE_UNREACHABLE && host.GetInfo() != nil, "joining the manager"
+		return host != nil && host.GetState() != v1.HostState_HOST_STATE_UNREACHABLE && host.GetState() != v1.HostState_HOST_STATE_QUARANTINED && host.GetInfo() != nil, "joining the manager"
 	})
 	if err != nil {
 		return err

@@ -53,12 +53,14 @@ async function refresh() {
     const was = before.get(g.meta.uid);
     if (was?.host && g.host && was.host !== g.host) tell(`guest ${g.meta.name} has moved from ${was.host} to ${g.host}`);
   }
-  const ready = guests.filter((g) => g.ready).length, up = hosts.filter((x) => x.state !== "HOST_STATE_UNREACHABLE").length;
+  const ready = guests.filter((g) => g.ready).length, up = hosts.filter((x) => !isAway(x)).length;
   say(document.getElementById("summary"), `${hosts.length} hosts${up < hosts.length ? `, ${hosts.length - up} out of reach` : ""} · ${guests.length} guests, ${ready} ready · ${moving().length} moving`);
   view?.update?.();
 }
 
 // moving returns the moves under way.
+// isAway tells whether a host's agent is not connected, or is cut off.
+export const isAway = (host) => host.state === "HOST_STATE_UNREACHABLE" || host.state === "HOST_STATE_QUARANTINED";
 export const moving = () => world.migrations.filter((m) => !/_(DONE|FAILED|CANCELLED)$/.test(m.state ?? ""));
 
 async function loop() {

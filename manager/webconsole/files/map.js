@@ -2,7 +2,7 @@
 
 import { call } from "./control.js";
 import { h, keyed, say, size, when, word } from "./dom.js";
-import { attempt, moving, world } from "./app.js";
+import { attempt, isAway, moving, world } from "./app.js";
 
 const samples = 120; // of a strip
 const strips = new Map(); // host: its samples, oldest first
@@ -67,7 +67,7 @@ const mostRemembered = 60; // hosts, so that a large installation is not asked f
 function drawHost(e, host) {
   const [head, strip, figures, chips] = e.children, cores = host.info?.cores || 1, s = host.sample;
   const away = (host.withdrawn ?? []).map((w) => `${w.policy}: ${w.reason}`).join("; ");
-  e.classList.toggle("away", host.state === "HOST_STATE_UNREACHABLE");
+  e.classList.toggle("away", isAway(host));
   say(head.lastChild, [word(host.state, "HOST_STATE_"), away].filter(Boolean).join(": "));
   if (!strips.has(host.meta.uid)) {
     if (strips.size < mostRemembered) remember(host);
