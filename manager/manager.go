@@ -159,13 +159,16 @@ func (c *Config) complete() error {
 // checkEndpoint refuses an etcd without TLS on another machine: what is in it opens all hosts.
 func checkEndpoint(endpoint string) error {
 	u, err := url.Parse(endpoint)
+	if err == nil && u.Scheme == "unix" {
+		return nil
+	}
 	if err != nil || u.Host == "" {
 		return fmt.Errorf("--etcd-endpoints: %q is no URL such as https://etcd1:2379", endpoint)
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()) {
 		return nil
 	}
-	return fmt.Errorf("--etcd-endpoints: %s is not encrypted, and who reads or changes what is in etcd is root on all hosts; use https:// (http:// only on this machine)", endpoint)
+	return fmt.Errorf("--etcd-endpoints: %s is not encrypted, and who reads or changes what is in etcd is root on all hosts; use https:// (http:// and unix:// only on this machine)", endpoint)
 }
 
 func (c *Config) storeConfig() store.Config {

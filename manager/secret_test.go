@@ -73,7 +73,7 @@ func TestTheAuthoritysKeyIsEncryptedInTheStore(t *testing.T) {
 func TestEtcdOfAnotherMachineIsReachedOverTLSAlone(t *testing.T) {
 	for endpoint, good := range map[string]bool{
 		"https://etcd1:2379": true, "http://127.0.0.1:2379": true, "http://localhost:2379": true, "http://[::1]:2379": true,
-		"http://etcd1:2379": false, "http://192.0.2.1:2379": false, "etcd1:2379": false, "unix:///run/etcd": false, "": false,
+		"http://etcd1:2379": false, "http://192.0.2.1:2379": false, "unix:///run/etcd.sock": true, "etcd1:2379": false, "": false,
 	} {
 		if err := checkEndpoint(endpoint); (err == nil) != good {
 			t.Errorf("%q: %v", endpoint, err)
