@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"watari/agent/domain"
 	"watari/agent/machine"
@@ -136,6 +137,7 @@ func (a *Agent) watchProgress(ctx context.Context, g *guest, way OutgoingTunnel)
 func (a *Agent) noteProgress(ctx context.Context, g *guest, way OutgoingTunnel) {
 	if p, err := a.hypervisor.Progress(ctx, g.uid); err == nil && p != nil {
 		if sent := way.Sent(); sent > 0 { // what QEMU says is before the tunnel compresses it
+			p = proto.CloneOf(p) // the hypervisor keeps it, too
 			p.TransferredBytes = sent
 		}
 		a.feed(func(m *machine.Machine, now time.Time) { m.Progress(now, g.uid, p) })

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -140,17 +141,11 @@ func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listene
 			defer remote.Close()
 			stop := context.AfterFunc(ctx, func() { remote.NetConn().Close(); local.Close() })
 			defer stop()
+			send := copyAll
 			if socket == packed {
-				both(func() {
-					copyPacked(remote, local, &out.sent)
-					remote.CloseWrite()
-				}, func() {
-					copyAll(local, remote)
-					closeWrite(local)
-				})
-				return
+				send = func(to io.Writer, from io.Reader) { copyPacked(to, from, &out.sent) }
 			}
-			splice(remote, local)
+			splice(remote, local, send, copyAll)
 		}()
 	}
 }

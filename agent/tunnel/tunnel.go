@@ -232,20 +232,16 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		t.guard(conn, local, e)
 		return
 	}
+	receive := copyAll
 	if socket == packed {
-		both(func() {
-			if err := copyUnpacked(local, conn); err != nil {
+		receive = func(to io.Writer, from io.Reader) {
+			if err := copyUnpacked(to, from); err != nil {
 				t.config.Log.Warn("tunnel", "migration", e.Migration, "error", err)
 				raw.Close()
 			}
-			closeWrite(local)
-		}, func() {
-			copyAll(conn, local)
-			conn.CloseWrite()
-		})
-		return
+		}
 	}
-	splice(conn, local)
+	splice(conn, local, copyAll, receive)
 }
 
 // guard copies between the source's libvirt and this host's, as long as the source keeps to the migration.

@@ -22,7 +22,7 @@ func (t *Tunnels) Volume(ctx context.Context, local net.Conn, from Peer, uid str
 	defer remote.Close()
 	stop := context.AfterFunc(ctx, func() { remote.NetConn().Close(); local.Close() })
 	defer stop()
-	splice(remote, local)
+	splice(remote, local, copyAll, copyAll)
 	return nil
 }
 
@@ -41,7 +41,7 @@ func (t *Tunnels) serveVolume(ctx context.Context, conn *tls.Conn, id ca.Identit
 		stop := context.AfterFunc(until, func() { conn.NetConn().Close(); local.Close() })
 		defer stop()
 	}
-	splice(conn, local)
+	splice(conn, local, copyAll, copyAll)
 }
 
 func (t *Tunnels) openVolume(ctx context.Context, id ca.Identity, uid string) (net.Conn, context.Context, error) {

@@ -82,13 +82,13 @@ func readFrame(r io.Reader) (kind byte, text string, err error) {
 	return head[0], string(body), err
 }
 
-// splice copies in both directions until both have ended. It passes on the end of each direction.
-func splice(a *tls.Conn, b net.Conn) {
+// splice copies in both directions until both have ended, each in its own way. It passes on the end of each direction.
+func splice(a *tls.Conn, b net.Conn, toA, toB func(io.Writer, io.Reader)) {
 	both(func() {
-		copyAll(a, b)
+		toA(a, b)
 		a.CloseWrite()
 	}, func() {
-		copyAll(b, a)
+		toB(b, a)
 		closeWrite(b)
 	})
 }
