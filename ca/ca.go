@@ -162,8 +162,15 @@ func RequestKeyHash(requestPEM []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(request.RawSubjectPublicKeyInfo)
-	return sum[:], nil
+	return hashOfKey(request.RawSubjectPublicKeyInfo), nil
+}
+
+// KeyHash returns the same of a certificate's public key.
+func KeyHash(cert *x509.Certificate) []byte { return hashOfKey(cert.RawSubjectPublicKeyInfo) }
+
+func hashOfKey(info []byte) []byte {
+	sum := sha256.Sum256(info)
+	return sum[:]
 }
 
 func parseRequest(requestPEM []byte) (*x509.CertificateRequest, error) {

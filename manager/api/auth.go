@@ -4,7 +4,7 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,7 +29,7 @@ type caller struct {
 	uid   string // of the user or host
 	gen   uint32 // of a user's certificate
 	admin bool
-	key   []byte // SHA-256 of the certificate's public key
+	cert  *x509.Certificate
 	why   string // why a certificate was not honoured
 }
 
@@ -61,8 +61,7 @@ func (s *Server) identify(next http.Handler) http.Handler {
 				c.why = err.Error()
 			} else {
 				c = who(s.Store.Snapshot(), id)
-				key := sha256.Sum256(r.TLS.PeerCertificates[0].RawSubjectPublicKeyInfo)
-				c.key = key[:]
+				c.cert = r.TLS.PeerCertificates[0]
 			}
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))

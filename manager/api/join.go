@@ -143,7 +143,7 @@ func (j *joiner) renew(ctx context.Context, request []byte) (ca.Identity, error)
 	if err != nil {
 		return ca.Identity{}, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	if !bytes.Equal(key, c.key) {
+	if !bytes.Equal(key, ca.KeyHash(c.cert)) {
 		return ca.Identity{}, fail(connect.CodePermissionDenied, "a certificate is renewed for its own key alone; for another key, ask for a token")
 	}
 	return c.identity(), nil

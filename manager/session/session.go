@@ -5,7 +5,6 @@ package session
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -105,8 +104,7 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	defer cancel()
 	transport := hostlink.NewTransport(conn)
 	defer transport.CloseIdleConnections()
-	key := sha256.Sum256(certs[0].RawSubjectPublicKeyInfo)
-	ses := &session{id: id, name: id.Name, key: key[:], conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
+	ses := &session{id: id, name: id.Name, key: ca.KeyHash(certs[0]), conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
 	if err == nil {
 		err = s.begin(ses)
 	}

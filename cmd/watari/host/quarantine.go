@@ -11,6 +11,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 )
 
 func newQuarantine(env *cli.Env) *cobra.Command {
@@ -28,23 +29,19 @@ func newQuarantine(env *cli.Env) *cobra.Command {
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
 	}
-	command.RunE = env.Run(func(ctx context.Context, args []string) error {
+	command.RunE = env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 		if undo && command.Flags().Changed("grace") {
 			return cli.Usagef("--undo and --grace exclude each other: undoing is immediate")
 		}
-		return quarantine(ctx, env, args[0], grace, undo)
+		return quarantine(ctx, env, c, args[0], grace, undo)
 	})
 	command.Flags().BoolVar(&undo, "undo", false, "trust the host again")
 	command.Flags().DurationVar(&grace, "grace", 5*time.Minute, "how long its guests may take to leave")
 	return command
 }
 
-func quarantine(ctx context.Context, env *cli.Env, name string, grace time.Duration, undo bool) error {
+func quarantine(ctx context.Context, env *cli.Env, c *client.Client, name string, grace time.Duration, undo bool) error {
 	if err := cli.CheckName("host", name); err != nil {
-		return err
-	}
-	c, err := env.Client()
-	if err != nil {
 		return err
 	}
 	response, err := c.QuarantineHost(ctx, connect.NewRequest(&v1.QuarantineHostRequest{Name: name, Grace: durationpb.New(grace), Undo: undo}))

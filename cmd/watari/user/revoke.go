@@ -9,6 +9,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 )
 
 func newRevoke(env *cli.Env) *cobra.Command {
@@ -20,12 +21,8 @@ func newRevoke(env *cli.Env) *cobra.Command {
 		Example:           "  watari user revoke aiko && watari user add aiko",
 		Args:              cli.Args("USER"),
 		ValidArgsFunction: env.Complete(cli.Users),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			if err := cli.CheckName("user", args[0]); err != nil {
-				return err
-			}
-			c, err := env.Client()
-			if err != nil {
 				return err
 			}
 			response, err := c.RevokeUser(ctx, connect.NewRequest(&v1.RevokeUserRequest{Name: args[0]}))
