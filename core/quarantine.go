@@ -56,9 +56,16 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 
 // cutOff cuts off quarantined hosts whose guests have left, or whose time is over.
 func (p *pass) cutOff() {
-	for _, name := range sortedKeys(p.Hosts) {
+	var quarantined []string
+	for name, h := range p.Hosts {
+		if h.Quarantine != nil && h.Quarantine.CutOff == nil {
+			quarantined = append(quarantined, name)
+		}
+	}
+	slices.Sort(quarantined)
+	for _, name := range quarantined {
 		h := p.Hosts[name]
-		if h.Quarantine == nil || h.Quarantine.CutOff != nil || p.changed(h) || p.full() {
+		if p.changed(h) || p.full() {
 			continue
 		}
 		guests := HostGuests(p.Objects, name)
