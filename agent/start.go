@@ -86,10 +86,14 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 
 // spec returns the description of the domain to create.
 func (a *Agent) spec(w *v1.GuestWanted, p prepared) domain.Spec {
-	return domain.Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
+	spec := domain.Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
 		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
 		KernelArgs: w.Image.KernelArgs, Tap: p.tap, Channel: a.channelSocket(w.Uid),
 		Console: a.consoles.path(w.Uid), Volume: p.volume, ImageDigest: w.Image.Digest, Platform: w.Platform}
+	if w.Image.Private {
+		spec.TemplateOwner = w.GetFacts().GetOwnerUid()
+	}
+	return spec
 }
 
 // start creates the domain. The record of the started epoch is already on disk.

@@ -263,7 +263,12 @@ func (o *outside) SaveTemplate(_ context.Context, uid, path string) error {
 	return os.WriteFile(path, []byte("template"), 0o644)
 }
 
-func (o *outside) TemplateKey(domain.Spec) string { return o.template }
+func (o *outside) TemplateKey(spec domain.Spec) string {
+	if o.template == "" {
+		return ""
+	}
+	return o.template + spec.TemplateOwner
+}
 
 func (o *outside) Destroy(_ context.Context, uid string) error {
 	o.mu.Lock()

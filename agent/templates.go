@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -32,8 +33,12 @@ const templateTimeout = 6 * time.Minute
 // templateRetry is the pause before a template that could not be made is tried again.
 const templateRetry = 5 * time.Minute
 
+// mostTemplates is how many templates a host keeps. Those that were not used for longest are removed.
+const mostTemplates = 16
+
 // templates keeps one template for each image, shape and kind of host: a guest that was booted and saved without an
-// identity. Guests are restored from it. A template is made on first use; concurrent callers share one making.
+// identity. Guests are restored from it. A template is made on first use; concurrent callers share one making. Guests of
+// one template share what its kernel drew at random when it booted, so users share a template only of a published image.
 type templates struct {
 	agent *Agent
 	dir   string
@@ -82,6 +87,7 @@ func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(stri
 	}
 	t.mu.Lock()
 	if t.whole(key) {
+		t.used(key)
 		t.mu.Unlock()
 		return t.path(key), nil
 	}
@@ -302,24 +308,40 @@ func (t *templates) discard(path string) {
 	t.log.Warn("template discarded", "key", key)
 }
 
-// prune removes the templates of images that this host no longer holds.
+// prune removes the templates of images that this host no longer holds, and those that exceed mostTemplates.
 func (t *templates) prune(images []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	entries, _ := os.ReadDir(t.dir)
+	used := map[string]time.Time{} // when those that stay were used last, by key
 	for _, entry := range entries {
 		key, ok := strings.CutSuffix(entry.Name(), ".json")
 		if !ok || t.making[key] != nil {
 			continue
 		}
-		info := t.info(key)
-		if info != nil && slices.Contains(images, info.Image) {
-			continue
+		if info := t.info(key); info == nil || !slices.Contains(images, info.Image) {
+			t.drop(key)
+		} else if stat, err := entry.Info(); err == nil && !t.packing[key] {
+			used[key] = stat.ModTime()
 		}
-		t.remove(key)
-		os.Remove(filepath.Join(t.dir, key+".console.log"))
-		t.log.Info("template removed", "key", key)
 	}
+	latest := slices.SortedFunc(maps.Keys(used), func(a, b string) int { return used[b].Compare(used[a]) })
+	for _, key := range latest[min(mostTemplates, len(latest)):] {
+		t.drop(key)
+	}
+}
+
+// used notes that a template is being used.
+func (t *templates) used(key string) {
+	now := time.Now()
+	_ = os.Chtimes(t.infoPath(key), now, now) // it is only removed sooner if this fails
+}
+
+// drop removes a template and the console of its making.
+func (t *templates) drop(key string) {
+	t.remove(key)
+	os.Remove(filepath.Join(t.dir, key+".console.log"))
+	t.log.Info("template removed", "key", key)
 }
 
 // problems returns the failures of templates that one of the guests needs. A failure of a template that no guest needs

@@ -56,6 +56,49 @@ func TestGuestsShareOneTemplate(t *testing.T) {
 	}
 }
 
+func TestUsersShareATemplateOfAPublishedImageAlone(t *testing.T) {
+	for private, templates := range map[bool]int{false: 1, true: 2} {
+		o := newOutside(t)
+		o.template = "key"
+		o.start()
+		mine, theirs := forkedWish(uid, 1), forkedWish(secondUID, 1)
+		mine.Image.Private, theirs.Image.Private = private, private
+		mine.Facts, theirs.Facts = &v1.GuestFacts{OwnerUid: "aiko"}, &v1.GuestFacts{OwnerUid: "goro"}
+		o.take(mine, theirs)
+		o.awaitAllReady(2)
+		if o.count("save") != templates {
+			t.Errorf("private %v: done: %v", private, o.log)
+		}
+	}
+}
+
+func TestTheTemplatesOfAHostAreBounded(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	templates := o.agent.templates
+	if err := os.MkdirAll(templates.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for n := range mostTemplates + 3 {
+		key := fmt.Sprint("key", n)
+		if err := errors.Join(os.WriteFile(templates.path(key), nil, 0o600), templates.writeInfo(key, templateInfo{Image: "sha256:1"})); err != nil {
+			t.Fatal(err)
+		}
+		long := time.Now().Add(-time.Duration(n) * time.Hour)
+		if err := os.Chtimes(templates.infoPath(key), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	templates.used(fmt.Sprint("key", mostTemplates+2))
+	templates.prune([]string{"sha256:1"})
+	for n := range mostTemplates + 3 {
+		kept := templates.info(fmt.Sprint("key", n)) != nil
+		if want := n < mostTemplates-1 || n == mostTemplates+2; kept != want {
+			t.Errorf("template %d kept: %v", n, kept)
+		}
+	}
+}
+
 func TestAGuestIsBootedPlainlyWhereNoTemplateCanBeMade(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"

@@ -155,10 +155,9 @@ func (a *Admission) equalCluster(name string, spec *v1.ClusterSpec) (bool, error
 // admissible checks that a cluster can be made now: image, sites, the owner's quota, room. It returns the image, and the
 // platforms in which the guests are to be started.
 func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform, error) {
-	images := a.Caller.UsableImages(a.Images)
-	image := images[spec.Image]
-	if image == nil {
-		return nil, nil, Missing("image", spec.Image, images)
+	image, err := a.image(spec.Image)
+	if err != nil {
+		return nil, nil, err
 	}
 	known := sites(a.Objects)
 	for _, site := range spec.Sites {
@@ -177,6 +176,28 @@ func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform,
 		return nil, nil, refuse(Exhausted, "%v", err)
 	}
 	return image, platforms, nil
+}
+
+// leastDigest is the number of a digest's hex digits by which an image can be named.
+const leastDigest = 12
+
+// image returns the image that the caller calls NAME, or NAME@DIGEST. With a digest, or its beginning, it is that content
+// and no other that its owner may have given the name meanwhile.
+func (a *Admission) image(text string) (*v1.Image, error) {
+	name, digest, exactly := strings.Cut(text, "@")
+	images := a.Caller.UsableImages(a.Images)
+	image := images[name]
+	if image == nil {
+		return nil, Missing("image", name, images)
+	}
+	digest = strings.TrimPrefix(digest, "sha256:")
+	if exactly && len(digest) < leastDigest {
+		return nil, invalid("image %s: give at least %d digits of its digest, as `watari image list` shows them", text, leastDigest)
+	}
+	if !strings.HasPrefix(strings.TrimPrefix(image.Digest, "sha256:"), digest) {
+		return nil, precondition("image %s is %s now, not %s; `watari image show %[1]s` tells what it is", name, image.Digest, digest)
+	}
+	return image, nil
 }
 
 // checkQuota checks that the owner's clusters and this one together are within the quota. Guests that are stopped, and

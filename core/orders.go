@@ -272,6 +272,9 @@ func (p *pass) image(digest string) *v1.Image {
 		for _, name := range sortedKeys(p.Images) {
 			i := proto.CloneOf(p.Images[name])
 			i.Meta = nil
+			if other := x.imageDigest[i.Digest]; other != nil {
+				i.Private = i.Private && other.Private // what is published under one name is no secret
+			}
 			x.imageDigest[i.Digest] = i
 		}
 	}

@@ -59,6 +59,9 @@ type Spec struct {
 	Console                        string // file to which the serial console is appended
 	Volume                         string // Unix socket at which the guest's volume is served (VolumeSocket); empty: it has none
 	ImageDigest                    string // part of the template's key
+	// TemplateOwner is the uid of the user whose guests alone are forked from the template; empty: all users'. It is part
+	// of the template's key.
+	TemplateOwner string
 	// Platform has the machine type and the CPU that the manager asks for. The host chooses what is empty; nil: both.
 	Platform *v1.Platform
 }

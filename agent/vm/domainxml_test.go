@@ -91,6 +91,7 @@ func TestTemplateKeyIsOfWhatATemplateFreezes(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Spec, *hostFacts){
 		"image":         func(s *Spec, _ *hostFacts) { s.ImageDigest = "def" },
+		"owner":         func(s *Spec, _ *hostFacts) { s.TemplateOwner = "u" },
 		"vcpus":         func(s *Spec, _ *hostFacts) { s.VCPUs = 1 },
 		"memory":        func(s *Spec, _ *hostFacts) { s.MemoryBytes *= 2 },
 		"arguments":     func(s *Spec, _ *hostFacts) { s.KernelArgs = "debug" },

@@ -175,7 +175,7 @@ func templateKey(spec Spec, host *hostFacts) string {
 		hostCPU = "" // the domain has the CPU; hosts of other models may share the template
 	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{
-		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, hostCPU, fmt.Sprint(host.owner),
+		"3", spec.ImageDigest, spec.TemplateOwner, host.qemuVersion, host.libvirtVersion, hostCPU, fmt.Sprint(host.owner),
 		host.securityModel, domain}, "\x00")))
 	return hex.EncodeToString(sum[:16])
 }

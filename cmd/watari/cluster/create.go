@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -80,7 +81,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.Uint32Var(&flags.abstract, "abstract", 0, "number of abstract processors: guests of one virtual CPU, placed by the hosts' speeds")
 	f.Uint32Var(&flags.vcpus, "vcpus", 1, "virtual CPUs of each guest")
 	f.StringVarP(&flags.memory, "memory", "m", "512M", "memory of each guest")
-	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot")
+	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot, NAME, or NAME@DIGEST for exactly that content")
 	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
 	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named libvirt model such as EPYC-Rome")
@@ -123,7 +124,8 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	case f.vcpus == 0:
 		return nil, cli.Usagef("--vcpus 0: a guest needs at least one")
 	}
-	if err := cli.CheckName("image", f.image); err != nil {
+	name, _, _ := strings.Cut(f.image, "@")
+	if err := cli.CheckName("image", name); err != nil {
 		return nil, err
 	}
 	var folders []*v1.Mount
