@@ -31,12 +31,14 @@ const (
 	// backdate is the delay that a verifier's clock may have.
 	backdate = time.Hour
 	// authorityYears and certificateYears are the lifetimes of certificates. A host or user requests a new one well
-	// before the end (JoinService, without a token). A guest gets a new one at each start. A guest may run for long, so
-	// its certificate lasts as long as its authority's.
+	// before the end (JoinService, without a token).
 	authorityYears   = 20
 	certificateYears = 1
 	// CertificateLife is the longest lifetime of a host's or a user's certificate.
 	CertificateLife = (certificateYears*366 + 1) * 24 * time.Hour
+	// GuestLife is the lifetime of a guest's certificate. The manager makes a new one at each start, and after half of the
+	// lifetime; the guest's host gives it to the guest.
+	GuestLife = 30 * 24 * time.Hour
 )
 
 // Authority issues certificates.
@@ -208,7 +210,7 @@ func (a *Authority) sign(public crypto.PublicKey, id Identity) ([]byte, error) {
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	case KindGuest:
 		template.DNSNames = []string{id.Name}
-		template.NotAfter = a.cert.NotAfter
+		template.NotAfter = now.Add(GuestLife)
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	case KindHost: // hosts serve each other (tunnels)
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)

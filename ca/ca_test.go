@@ -178,7 +178,18 @@ func TestGuestCertificates(t *testing.T) {
 		t.Fatalf("%+v", id)
 	}
 	now := time.Now()
-	if RenewalDue(g.Certificate, now) || !RenewalDue(g.Certificate, now.AddDate(11, 0, 0)) {
+	if life := cert.NotAfter.Sub(now); life > 30*24*time.Hour || life < 29*24*time.Hour {
+		t.Fatalf("it is valid for %v", life)
+	}
+	a.now = func() time.Time { return now.AddDate(0, 0, -31) }
+	old := must[KeyPair](t)(a.IssueGuest("md", "md-1"))
+	config := must[*tls.Config](t)
+	at0 := config(PeerTLS(a.CertificatePEM(), g.Certificate, g.Key, nil))
+	if c, s := shake(at0, config(PeerTLS(a.CertificatePEM(), old.Certificate, old.Key, nil))); c == nil && s == nil {
+		t.Fatal("a guest whose certificate has expired was accepted")
+	}
+	a.now = time.Now
+	if RenewalDue(g.Certificate, now) || !RenewalDue(g.Certificate, now.AddDate(0, 0, 16)) {
 		t.Fatal("renewal is due at the wrong time")
 	}
 	if !cert.NotBefore.Before(now.Add(-59 * time.Minute)) {

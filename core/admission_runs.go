@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
@@ -18,7 +19,7 @@ import (
 const (
 	maxRanks     = 1 << 20
 	maxRunSpec   = 256 << 10 // bytes: a run's record is rewritten whole at each change
-	maxUnended   = 200       // runs of a cluster, each of which is driven by itself
+	maxUnended   = 200       // runs of a cluster that have not ended, each of which is driven by itself
 	maxRequestID = 64        // bytes
 	maxSignal    = 64
 )
@@ -100,7 +101,22 @@ func (a *Admission) runnable(cluster *v1.Cluster, spec *v1.RunSpec) error {
 	if unended(a.Objects, spec.Cluster) >= maxUnended {
 		return refuse(Exhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)", spec.Cluster, maxUnended)
 	}
+	limit := a.Users[cluster.Meta.Owner].GetQuota().GetRuns()
+	if have := a.unendedOf(cluster.Meta.Owner); limit > 0 && have >= int(limit) {
+		return refuse(Exhausted, "the quota of user %s is %s that have not ended, and there are %d; wait for some, cancel them (`watari run list`), "+
+			"or have an administrator raise it (`watari quota set %[1]s --runs ...`)", cluster.Meta.Owner, english.Plural(int(limit), "run", ""), have)
+	}
 	return nil
+}
+
+// unendedOf counts a user's runs that have not ended.
+func (a *Admission) unendedOf(owner string) (n int) {
+	for _, run := range a.Runs {
+		if run.Meta.Owner == owner && !RunEnded(run.State) {
+			n++
+		}
+	}
+	return n
 }
 
 // runOfRequest returns the name of the caller's run that a request has made already; empty: there is none.
@@ -216,6 +232,20 @@ func (a *Admission) CancelRun(name string, signal int32, signalName string) (Cha
 		run.Cancel = true
 		return true, nil
 	})
+}
+
+// RemoveRun forgets a run that has ended.
+func (a *Admission) RemoveRun(name string) (change Change, err error) {
+	run, err := Find(a.Caller, "run", name, a.Runs)
+	if err != nil {
+		return change, err
+	}
+	if !RunEnded(run.State) {
+		return change, precondition("run %s has not ended; end it first with `watari run cancel %[1]s`", name)
+	}
+	change.write(Delete, proto.CloneOf(run))
+	a.audited(&change, "run", name, "removed")
+	return change, nil
 }
 
 // changeRun changes the caller's run. change tells whether there was anything to change.

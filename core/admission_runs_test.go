@@ -122,6 +122,32 @@ func TestAClusterHasAsManyRunsAsItMay(t *testing.T) {
 	}
 }
 
+func TestAUserHasAsManyRunsAsTheQuotaSays(t *testing.T) {
+	a := ready()
+	a.Users["ann"].Quota = &v1.Quota{Runs: 2}
+	a.Runs["other-run-1"] = &v1.Run{Meta: &v1.Meta{Name: "other-run-1", Owner: "ann"}, Spec: &v1.RunSpec{Cluster: "other"}}
+	a.Runs["bobs"] = &v1.Run{Meta: &v1.Meta{Name: "bobs", Owner: "bob"}, Spec: &v1.RunSpec{Cluster: "bobs"}}
+	change, _, err := a.CreateRun(runRequest(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Objects = a.Apply(change)
+	change, _, err = a.CreateRun(runRequest(""))
+	refused(t, change, err, Exhausted, "the quota of user ann is 2 runs that have not ended, and there are 2; wait for some")
+	change, err = a.RemoveRun("other-run-1")
+	refused(t, change, err, Precondition, "run other-run-1 has not ended; end it first")
+	a.Runs["other-run-1"].State = v1.RunState_RUN_STATE_EXITED
+	if _, _, err = a.CreateRun(runRequest("")); err != nil {
+		t.Error(err)
+	}
+	change, err = a.RemoveRun("other-run-1")
+	if err != nil || a.Apply(change).Runs["other-run-1"] != nil {
+		t.Errorf("%v, %v", change, err)
+	}
+	change, err = a.RemoveRun("bobs")
+	refused(t, change, err, NotFound, "there is no run")
+}
+
 func TestARequestForARunIsGrantedOnce(t *testing.T) {
 	a := ready()
 	again := func(r *v1.CreateRunRequest) { r.RequestId = "one" }

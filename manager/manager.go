@@ -58,6 +58,8 @@ type Config struct {
 	EtcdEndpoints []string
 	// Secret encrypts the authority's key in the store; nil: it is kept as it is.
 	Secret []byte
+	// AuditSyslog is a server to which the audit log is sent, too; nil: none.
+	AuditSyslog *auditlog.Server
 	// EtcdTLS is for the EtcdEndpoints.
 	EtcdTLS *tls.Config
 	// Blobs is the folder of images' blobs; several managers share one. Empty: State/blobs.
@@ -117,6 +119,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer m.store.Close()
 	defer m.auditLog.Close()
+	if m.AuditSyslog != nil {
+		m.auditLog.Forward(ctx, *m.AuditSyslog)
+	}
 	if m.Advertise == "" {
 		m.Advertise = advertised(listener.Addr().(*net.TCPAddr))
 	}

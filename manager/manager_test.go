@@ -1004,6 +1004,13 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	stranger := watariv1connect.NewControlServiceClient(noCert, r.url)
 	_, err = stranger.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated)
+	if status, text := r.put(noCert, "kernel", "6"); status != http.StatusUnauthorized {
+		t.Errorf("a stranger's upload: %d, %s", status, text)
+	}
+	_, key := r.link(r.admin)
+	for _, key := range []string{key, key} { // the second time, it has been used
+		r.browser().logIn(key)
+	}
 
 	entries, err := r.admin.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
 	if err != nil {
@@ -1018,7 +1025,8 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
 	}
 	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
-		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "ListUsers  unauthenticated"} {
+		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "ListUsers  unauthenticated",
+		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("not in the log: %q", want)
 		}

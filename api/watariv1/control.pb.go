@@ -4611,6 +4611,86 @@ func (x *CancelRunResponse) GetRun() *Run {
 	return nil
 }
 
+type RemoveRunRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRunRequest) Reset() {
+	*x = RemoveRunRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunRequest) ProtoMessage() {}
+
+func (x *RemoveRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunRequest.ProtoReflect.Descriptor instead.
+func (*RemoveRunRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *RemoveRunRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveRunResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRunResponse) Reset() {
+	*x = RemoveRunResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRunResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRunResponse) ProtoMessage() {}
+
+func (x *RemoveRunResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRunResponse.ProtoReflect.Descriptor instead.
+func (*RemoveRunResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+}
+
 type RunOutputRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4623,7 +4703,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4715,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4728,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4694,7 +4774,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +4786,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4719,7 +4799,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4767,7 +4847,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +4859,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +4872,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4819,7 +4899,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +4911,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +4924,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4872,7 +4952,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +4964,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +4977,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -4931,7 +5011,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +5023,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +5036,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -4981,7 +5061,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5073,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5006,7 +5086,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 type ListUsersResponse struct {
@@ -5018,7 +5098,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +5110,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +5123,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -5063,7 +5143,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5075,7 +5155,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5088,7 +5168,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -5114,7 +5194,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5126,7 +5206,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5139,7 +5219,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -5158,7 +5238,7 @@ type RevokeUserRequest struct {
 
 func (x *RevokeUserRequest) Reset() {
 	*x = RevokeUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5250,7 @@ func (x *RevokeUserRequest) String() string {
 func (*RevokeUserRequest) ProtoMessage() {}
 
 func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5263,7 @@ func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
 func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RevokeUserRequest) GetName() string {
@@ -5202,7 +5282,7 @@ type RevokeUserResponse struct {
 
 func (x *RevokeUserResponse) Reset() {
 	*x = RevokeUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5214,7 +5294,7 @@ func (x *RevokeUserResponse) String() string {
 func (*RevokeUserResponse) ProtoMessage() {}
 
 func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5227,7 +5307,7 @@ func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
 func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RevokeUserResponse) GetUser() *User {
@@ -5246,7 +5326,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5338,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5351,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -5289,7 +5369,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5301,7 +5381,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5314,7 +5394,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 type SetQuotaRequest struct {
@@ -5327,7 +5407,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5339,7 +5419,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5352,7 +5432,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5378,7 +5458,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5390,7 +5470,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5403,7 +5483,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5424,7 +5504,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5436,7 +5516,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5449,7 +5529,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5485,7 +5565,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5497,7 +5577,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5510,7 +5590,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5538,7 +5618,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5550,7 +5630,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5563,7 +5643,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5596,7 +5676,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5608,7 +5688,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5621,7 +5701,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5641,7 +5721,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5733,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +5746,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5701,7 +5781,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5713,7 +5793,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5726,7 +5806,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5801,7 +5881,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5813,7 +5893,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5826,7 +5906,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -5845,7 +5925,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5857,7 +5937,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5870,7 +5950,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -5891,7 +5971,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +5983,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +5996,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5949,7 +6029,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5961,7 +6041,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5974,7 +6054,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5992,7 +6072,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6004,7 +6084,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6017,7 +6097,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -6031,7 +6111,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6043,7 +6123,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6056,7 +6136,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -6090,7 +6170,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6102,7 +6182,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6195,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -6149,7 +6229,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6161,7 +6241,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6174,7 +6254,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -6253,7 +6333,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6265,7 +6345,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6278,7 +6358,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -6326,7 +6406,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6338,7 +6418,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6351,7 +6431,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6378,7 +6458,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6390,7 +6470,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6403,7 +6483,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6429,7 +6509,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6441,7 +6521,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6454,7 +6534,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6475,7 +6555,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6487,7 +6567,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6500,7 +6580,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6534,7 +6614,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6546,7 +6626,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6559,7 +6639,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6591,7 +6671,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6683,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6696,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6671,7 +6751,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +6763,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +6776,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6723,7 +6803,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6735,7 +6815,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6748,7 +6828,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6780,7 +6860,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6792,7 +6872,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6805,7 +6885,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6861,7 +6941,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6873,7 +6953,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6886,7 +6966,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -6922,7 +7002,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6934,7 +7014,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6947,7 +7027,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -6989,7 +7069,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7001,7 +7081,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7014,7 +7094,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -7054,7 +7134,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7066,7 +7146,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7079,7 +7159,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -7145,7 +7225,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7157,7 +7237,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7170,7 +7250,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -7220,7 +7300,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7232,7 +7312,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7245,7 +7325,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -7284,7 +7364,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7296,7 +7376,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7309,7 +7389,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7621,7 +7701,10 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\"5\n" +
 	"\x11CancelRunResponse\x12 \n" +
-	"\x03run\x18\x01 \x01(\v2\x0e.watari.v1.RunR\x03run\"\x88\x01\n" +
+	"\x03run\x18\x01 \x01(\v2\x0e.watari.v1.RunR\x03run\"&\n" +
+	"\x10RemoveRunRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x13\n" +
+	"\x11RemoveRunResponse\"\x88\x01\n" +
 	"\x10RunOutputRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x04R\fstdoutOffset\x12#\n" +
@@ -7825,7 +7908,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xca'\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x92(\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -7876,7 +7959,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tCreateRun\x12\x1b.watari.v1.CreateRunRequest\x1a\x1c.watari.v1.CreateRunResponse\x12C\n" +
 	"\bStartRun\x12\x1a.watari.v1.StartRunRequest\x1a\x1b.watari.v1.StartRunResponse\x12C\n" +
 	"\bListRuns\x12\x1a.watari.v1.ListRunsRequest\x1a\x1b.watari.v1.ListRunsResponse\x12F\n" +
-	"\tCancelRun\x12\x1b.watari.v1.CancelRunRequest\x1a\x1c.watari.v1.CancelRunResponse\x12H\n" +
+	"\tCancelRun\x12\x1b.watari.v1.CancelRunRequest\x1a\x1c.watari.v1.CancelRunResponse\x12F\n" +
+	"\tRemoveRun\x12\x1b.watari.v1.RemoveRunRequest\x1a\x1c.watari.v1.RemoveRunResponse\x12H\n" +
 	"\tRunOutput\x12\x1b.watari.v1.RunOutputRequest\x1a\x1c.watari.v1.RunOutputResponse0\x01\x12L\n" +
 	"\vCreateToken\x12\x1d.watari.v1.CreateTokenRequest\x1a\x1e.watari.v1.CreateTokenResponse\x12@\n" +
 	"\aAddUser\x12\x19.watari.v1.AddUserRequest\x1a\x1a.watari.v1.AddUserResponse\x12F\n" +
@@ -7915,7 +7999,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 140)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 142)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -8010,178 +8094,180 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ListRunsResponse)(nil),          // 90: watari.v1.ListRunsResponse
 	(*CancelRunRequest)(nil),          // 91: watari.v1.CancelRunRequest
 	(*CancelRunResponse)(nil),         // 92: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 93: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 94: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 95: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 96: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 97: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 98: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 99: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 100: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 101: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 102: watari.v1.DisableUserResponse
-	(*RevokeUserRequest)(nil),         // 103: watari.v1.RevokeUserRequest
-	(*RevokeUserResponse)(nil),        // 104: watari.v1.RevokeUserResponse
-	(*RemoveUserRequest)(nil),         // 105: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 106: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 107: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 108: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 109: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 110: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 111: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 112: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 113: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 114: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 115: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 116: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 117: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 118: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 119: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 120: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 121: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 122: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 123: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 124: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 125: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 126: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 127: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 128: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 129: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 130: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 131: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 132: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 133: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 134: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 135: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 136: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 137: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 138: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 139: watari.v1.RecoverResponse
-	nil,                               // 140: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 141: watari.v1.User
-	(*Host)(nil),                      // 142: watari.v1.Host
-	(*Site)(nil),                      // 143: watari.v1.Site
-	(*durationpb.Duration)(nil),       // 144: google.protobuf.Duration
-	(*Image)(nil),                     // 145: watari.v1.Image
-	(*Blob)(nil),                      // 146: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 147: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 148: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 149: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 150: watari.v1.Volume
-	(*Storage)(nil),                   // 151: watari.v1.Storage
-	(*Checkpoint)(nil),                // 152: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 153: watari.v1.Guest
-	(*KeptConsole)(nil),               // 154: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 155: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 156: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 157: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 158: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 159: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 160: watari.v1.Migration
-	(*RunSpec)(nil),                   // 161: watari.v1.RunSpec
-	(*Run)(nil),                       // 162: watari.v1.Run
-	(*timestamppb.Timestamp)(nil),     // 163: google.protobuf.Timestamp
-	(Role)(0),                         // 164: watari.v1.Role
-	(*Quota)(nil),                     // 165: watari.v1.Quota
-	(*HostSample)(nil),                // 166: watari.v1.HostSample
-	(*GuestSample)(nil),               // 167: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 168: watari.v1.AuditEntry
-	(*Event)(nil),                     // 169: watari.v1.Event
-	(*Policy)(nil),                    // 170: watari.v1.Policy
+	(*RemoveRunRequest)(nil),          // 93: watari.v1.RemoveRunRequest
+	(*RemoveRunResponse)(nil),         // 94: watari.v1.RemoveRunResponse
+	(*RunOutputRequest)(nil),          // 95: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 96: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 97: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 98: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 99: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 100: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 101: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 102: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 103: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 104: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 105: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 106: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 107: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 108: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 109: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 110: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 111: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 112: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 113: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 114: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 115: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 116: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 117: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 118: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 119: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 120: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 121: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 122: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 123: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 124: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 125: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 126: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 127: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 128: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 129: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 130: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 131: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 132: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 133: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 134: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 135: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 136: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 137: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 138: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 139: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 140: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 141: watari.v1.RecoverResponse
+	nil,                               // 142: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 143: watari.v1.User
+	(*Host)(nil),                      // 144: watari.v1.Host
+	(*Site)(nil),                      // 145: watari.v1.Site
+	(*durationpb.Duration)(nil),       // 146: google.protobuf.Duration
+	(*Image)(nil),                     // 147: watari.v1.Image
+	(*Blob)(nil),                      // 148: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 149: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 150: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 151: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 152: watari.v1.Volume
+	(*Storage)(nil),                   // 153: watari.v1.Storage
+	(*Checkpoint)(nil),                // 154: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 155: watari.v1.Guest
+	(*KeptConsole)(nil),               // 156: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 157: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 158: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 159: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 160: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 161: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 162: watari.v1.Migration
+	(*RunSpec)(nil),                   // 163: watari.v1.RunSpec
+	(*Run)(nil),                       // 164: watari.v1.Run
+	(*timestamppb.Timestamp)(nil),     // 165: google.protobuf.Timestamp
+	(Role)(0),                         // 166: watari.v1.Role
+	(*Quota)(nil),                     // 167: watari.v1.Quota
+	(*HostSample)(nil),                // 168: watari.v1.HostSample
+	(*GuestSample)(nil),               // 169: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 170: watari.v1.AuditEntry
+	(*Event)(nil),                     // 171: watari.v1.Event
+	(*Policy)(nil),                    // 172: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	141, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	142, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	142, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	142, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	143, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
-	143, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
-	144, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
-	142, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
-	142, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	145, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	145, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	146, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	145, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	145, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	147, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	148, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	148, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	148, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	149, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	150, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	150, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	151, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	151, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	151, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	152, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	152, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	152, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	149, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	148, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	150, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	152, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	148, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	150, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	153, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	153, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	153, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	154, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	155, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	156, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	157, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	158, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	159, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	160, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	160, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	160, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	161, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	162, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	162, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	162, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	162, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	162, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	144, // 51: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	163, // 52: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	164, // 53: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	165, // 54: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	141, // 55: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	141, // 56: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	141, // 57: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	141, // 58: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
-	165, // 59: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	141, // 60: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	163, // 61: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	166, // 62: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	111, // 63: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	163, // 64: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	167, // 65: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	114, // 66: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	168, // 67: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	169, // 68: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	163, // 69: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	148, // 70: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	153, // 71: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	142, // 72: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	160, // 73: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	162, // 74: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	153, // 75: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	152, // 76: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	150, // 77: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	170, // 78: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	170, // 79: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	163, // 80: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	163, // 81: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	129, // 82: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	163, // 83: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	132, // 84: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	163, // 85: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	144, // 86: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	140, // 87: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	143, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	144, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	144, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	144, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	145, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
+	145, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
+	146, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	144, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	144, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	147, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	147, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	148, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	147, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	147, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	149, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	150, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	150, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	150, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	151, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	152, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	152, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	153, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	153, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	153, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	154, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	154, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	154, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	151, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	150, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	152, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	154, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	150, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	152, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	155, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	155, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	155, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	156, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	157, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	158, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	159, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	160, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	161, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	162, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	162, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	162, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	163, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	164, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	164, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	164, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	164, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	164, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	146, // 51: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	165, // 52: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	166, // 53: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	167, // 54: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	143, // 55: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	143, // 56: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	143, // 57: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	143, // 58: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	167, // 59: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	143, // 60: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	165, // 61: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	168, // 62: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	113, // 63: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	165, // 64: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	169, // 65: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	116, // 66: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	170, // 67: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	171, // 68: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	165, // 69: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	150, // 70: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	155, // 71: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	144, // 72: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	162, // 73: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	164, // 74: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	155, // 75: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	154, // 76: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	152, // 77: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	172, // 78: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	172, // 79: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	165, // 80: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	165, // 81: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	131, // 82: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	165, // 83: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	134, // 84: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	165, // 85: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	146, // 86: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	142, // 87: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
 	0,   // 88: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	136, // 89: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	137, // 90: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	138, // 91: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	138, // 89: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	139, // 90: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	140, // 91: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
 	1,   // 92: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
 	3,   // 93: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
 	5,   // 94: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
@@ -8228,94 +8314,96 @@ var file_watari_v1_control_proto_depIdxs = []int32{
 	87,  // 135: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
 	89,  // 136: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
 	91,  // 137: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	93,  // 138: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	95,  // 139: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	97,  // 140: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	99,  // 141: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	101, // 142: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	103, // 143: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
-	105, // 144: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	107, // 145: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	135, // 146: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	109, // 147: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	112, // 148: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	123, // 149: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	125, // 150: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	127, // 151: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	130, // 152: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	117, // 153: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	115, // 154: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	121, // 155: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	119, // 156: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	133, // 157: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 158: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 159: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 160: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	12,  // 161: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
-	14,  // 162: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
-	10,  // 163: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	16,  // 164: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
-	18,  // 165: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	20,  // 166: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 167: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	22,  // 168: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	24,  // 169: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	26,  // 170: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	28,  // 171: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	30,  // 172: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	32,  // 173: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	34,  // 174: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	36,  // 175: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	64,  // 176: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	66,  // 177: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	68,  // 178: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	70,  // 179: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	72,  // 180: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	74,  // 181: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	76,  // 182: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	78,  // 183: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	80,  // 184: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	82,  // 185: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	84,  // 186: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	50,  // 187: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	52,  // 188: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	54,  // 189: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	56,  // 190: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	58,  // 191: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	60,  // 192: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	62,  // 193: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	38,  // 194: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	40,  // 195: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	42,  // 196: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	44,  // 197: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	46,  // 198: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	48,  // 199: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	86,  // 200: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	88,  // 201: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	90,  // 202: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	92,  // 203: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	94,  // 204: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	96,  // 205: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	98,  // 206: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	100, // 207: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	102, // 208: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	104, // 209: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
-	106, // 210: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	108, // 211: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	139, // 212: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	110, // 213: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	113, // 214: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	124, // 215: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	126, // 216: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	128, // 217: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	131, // 218: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	118, // 219: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	116, // 220: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	122, // 221: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	120, // 222: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	134, // 223: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	158, // [158:224] is the sub-list for method output_type
-	92,  // [92:158] is the sub-list for method input_type
+	93,  // 138: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
+	95,  // 139: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	97,  // 140: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	99,  // 141: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	101, // 142: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	103, // 143: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	105, // 144: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	107, // 145: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	109, // 146: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	137, // 147: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	111, // 148: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	114, // 149: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	125, // 150: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	127, // 151: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	129, // 152: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	132, // 153: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	119, // 154: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	117, // 155: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	123, // 156: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	121, // 157: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	135, // 158: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 159: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 160: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 161: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	12,  // 162: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
+	14,  // 163: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
+	10,  // 164: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	16,  // 165: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	18,  // 166: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	20,  // 167: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 168: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	22,  // 169: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	24,  // 170: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	26,  // 171: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	28,  // 172: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	30,  // 173: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	32,  // 174: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	34,  // 175: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	36,  // 176: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	64,  // 177: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	66,  // 178: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	68,  // 179: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	70,  // 180: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	72,  // 181: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	74,  // 182: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	76,  // 183: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	78,  // 184: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	80,  // 185: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	82,  // 186: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	84,  // 187: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	50,  // 188: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	52,  // 189: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	54,  // 190: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	56,  // 191: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	58,  // 192: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	60,  // 193: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	62,  // 194: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	38,  // 195: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	40,  // 196: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	42,  // 197: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	44,  // 198: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	46,  // 199: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	48,  // 200: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	86,  // 201: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	88,  // 202: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	90,  // 203: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	92,  // 204: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	94,  // 205: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
+	96,  // 206: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	98,  // 207: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	100, // 208: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	102, // 209: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	104, // 210: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	106, // 211: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	108, // 212: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	110, // 213: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	141, // 214: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	112, // 215: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	115, // 216: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	126, // 217: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	128, // 218: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	130, // 219: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	133, // 220: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	120, // 221: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	118, // 222: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	124, // 223: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	122, // 224: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	136, // 225: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	159, // [159:226] is the sub-list for method output_type
+	92,  // [92:159] is the sub-list for method input_type
 	92,  // [92:92] is the sub-list for extension type_name
 	92,  // [92:92] is the sub-list for extension extendee
 	0,   // [0:92] is the sub-list for field type_name
@@ -8328,14 +8416,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[93].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[95].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   140,
+			NumMessages:   142,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

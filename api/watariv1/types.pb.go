@@ -5423,12 +5423,15 @@ func (x *Run) GetRestores() uint32 {
 	return 0
 }
 
-// Quota limits what a user's clusters hold together; 0: no limit.
+// Quota limits what a user holds altogether; 0: no limit.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vcpus         uint32                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
 	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	VolumeBytes   uint64                 `protobuf:"varint,3,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"` // of the sizes of all volumes; snapshots do not count
+	ImageBytes    uint64                 `protobuf:"varint,4,opt,name=image_bytes,json=imageBytes,proto3" json:"image_bytes,omitempty"`    // of the files of all images and of uploads; a file that several images have counts once
+	Runs          uint32                 `protobuf:"varint,5,opt,name=runs,proto3" json:"runs,omitempty"`                                  // that have not ended
+	OutputBytes   uint64                 `protobuf:"varint,6,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"` // of what runs have written
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5480,6 +5483,27 @@ func (x *Quota) GetMemoryBytes() uint64 {
 func (x *Quota) GetVolumeBytes() uint64 {
 	if x != nil {
 		return x.VolumeBytes
+	}
+	return 0
+}
+
+func (x *Quota) GetImageBytes() uint64 {
+	if x != nil {
+		return x.ImageBytes
+	}
+	return 0
+}
+
+func (x *Quota) GetRuns() uint32 {
+	if x != nil {
+		return x.Runs
+	}
+	return 0
+}
+
+func (x *Quota) GetOutputBytes() uint64 {
+	if x != nil {
+		return x.OutputBytes
 	}
 	return 0
 }
@@ -7041,11 +7065,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\brestores\x18\x0f \x01(\rR\brestores\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"c\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbb\x01\n" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
-	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\"\xd0\x01\n" +
+	"\fvolume_bytes\x18\x03 \x01(\x04R\vvolumeBytes\x12\x1f\n" +
+	"\vimage_bytes\x18\x04 \x01(\x04R\n" +
+	"imageBytes\x12\x12\n" +
+	"\x04runs\x18\x05 \x01(\rR\x04runs\x12!\n" +
+	"\foutput_bytes\x18\x06 \x01(\x04R\voutputBytes\"\xd0\x01\n" +
 	"\x04User\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +

@@ -15,6 +15,7 @@ import (
 
 	"watari/cmd/internal/probe"
 	"watari/internal/descriptors"
+	"watari/internal/logfile"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -71,6 +72,7 @@ func run(args []string) error {
 		return err
 	}
 	defer unlock()
+	go logfile.Bound(ctx, os.Stderr, slog.Default())
 	err = serve(ctx, o)
 	if ctx.Err() != nil {
 		slog.Info("ended; guests run on")

@@ -99,6 +99,32 @@ func TestCommandsInOtherGuests(t *testing.T) {
 	b.MustRun(ctx, "", "for i in $(seq 100); do pgrep -f 'sleep.100[12]' || exit 0; sleep 0.1; done; ps -ef; exit 1")
 }
 
+func TestAGuestsCertificateIsReplacedWhileItRuns(t *testing.T) {
+	ctx, a, b := pair(t)
+	reaches := func() bool {
+		r, err := a.Run(ctx, "watari", "watari-guest rsh md-1 true")
+		return err == nil && r.Code == 0
+	}
+	b.MustRun(ctx, "watari", `watari-guest rsh md-0 sleep 1003 >/dev/null 2>&1 </dev/null &
+		until pgrep -f '[r]sh md-0 sleep.1003'; do sleep 0.1; done`)
+	a.MustRun(ctx, "", "for i in $(seq 100); do pgrep -f '[s]leep.1003' && exit 0; sleep 0.1; done; exit 1")
+	others, was := Identities(t, 2), b.Identity
+	b.Identity = others[1]
+	b.Ready(time.Minute)
+	if reaches() {
+		t.Error("a guest with a certificate that does not verify was believed")
+	}
+	a.Identity = others[0]
+	a.Ready(time.Minute)
+	if !reaches() {
+		t.Error("guests with new certificates do not reach each other")
+	}
+	if was.Epoch != b.Identity.Epoch {
+		t.Error("it was started anew")
+	}
+	a.MustRun(ctx, "", "pgrep -f '[s]leep.1003'") // what began before goes on
+}
+
 // mpiLaunchers are the commands that start a program on four ranks, by the launcher that an image has: as runs do, and as
 // people may.
 var mpiLaunchers = []struct{ program, command string }{

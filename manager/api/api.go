@@ -98,7 +98,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
 	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin), connect.WithInterceptors(&auditor{s.AuditLog})))
-	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid })))
+	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
 	return s.identify(mux)
 }
 

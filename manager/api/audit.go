@@ -5,7 +5,9 @@ package api
 import (
 	"context"
 	"errors"
+	"net/http"
 	"path"
+	"strings"
 
 	"watari/ca"
 	"watari/manager/auditlog"
@@ -54,11 +56,7 @@ func (a *auditor) record(ctx context.Context, spec connect.Spec, peer connect.Pe
 	if a.log == nil || unrecorded[spec.Procedure] && !refused {
 		return
 	}
-	c := callerOf(ctx)
-	e := &v1.AuditEntry{At: timestamppb.Now(), Uid: c.uid, Address: peer.Addr, Call: path.Base(spec.Procedure), Object: objectOf(message)}
-	if c.kind != "" {
-		e.Caller = string(c.kind) + " " + c.name
-	}
+	e := newEntry(callerOf(ctx), peer.Addr, path.Base(spec.Procedure), objectOf(message))
 	if err != nil {
 		e.Error, e.Code = err.Error(), code.String()
 		if withCode := new(connect.Error); errors.As(err, &withCode) {
@@ -66,6 +64,73 @@ func (a *auditor) record(ctx context.Context, spec connect.Spec, peer connect.Pe
 		}
 	}
 	a.log.Record(e)
+}
+
+func newEntry(c caller, address, call, object string) *v1.AuditEntry {
+	e := &v1.AuditEntry{At: timestamppb.Now(), Uid: c.uid, Address: address, Call: call, Object: object}
+	if c.kind != "" {
+		e.Caller = string(c.kind) + " " + c.name
+	}
+	return e
+}
+
+// recordHTTP records a request that is no call of a service. status is that of the answer, and text what it says if it
+// is an error.
+func (s *Server) recordHTTP(c caller, r *http.Request, call, object string, status int, text string) {
+	if s.AuditLog == nil {
+		return
+	}
+	e := newEntry(c, r.RemoteAddr, call, object)
+	if status >= http.StatusBadRequest {
+		e.Error, e.Code = strings.TrimSpace(text), strings.ToLower(strings.ReplaceAll(http.StatusText(status), " ", "_"))
+		switch status {
+		case http.StatusUnauthorized:
+			e.Code = connect.CodeUnauthenticated.String()
+		case http.StatusForbidden:
+			e.Code = connect.CodePermissionDenied.String()
+		case http.StatusInsufficientStorage:
+			e.Code = connect.CodeResourceExhausted.String()
+		}
+	}
+	s.AuditLog.Record(e)
+}
+
+// auditBlobs records who put or read a blob, and who was refused. Hosts read blobs all the time, as their orders say.
+func (s *Server) auditBlobs(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answered := &answer{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(answered, r)
+		c := callerOf(r.Context())
+		refused := answered.status == http.StatusUnauthorized || answered.status == http.StatusForbidden
+		call := "GetBlob"
+		if r.Method == http.MethodPut {
+			call = "PutBlob"
+		}
+		if refused || c.kind == ca.KindUser && r.Method != http.MethodHead {
+			s.recordHTTP(c, r, call, r.PathValue("digest"), answered.status, answered.text)
+		}
+	})
+}
+
+// answer remembers an answer's status, and what it says if it is an error.
+type answer struct {
+	http.ResponseWriter
+	status int
+	text   string
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answer) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (a *answer) Write(p []byte) (int, error) {
+	if a.status >= http.StatusBadRequest && a.text == "" {
+		a.text = string(p)
+	}
+	return a.ResponseWriter.Write(p)
 }
 
 // RecordSession records that a host's session has begun, or, with an error, that it was refused or has to wait.

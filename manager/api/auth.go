@@ -177,6 +177,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceCreateRunProcedure:         true,
 	watariv1connect.ControlServiceStartRunProcedure:          true,
 	watariv1connect.ControlServiceCancelRunProcedure:         true,
+	watariv1connect.ControlServiceRemoveRunProcedure:         true,
 	watariv1connect.ControlServiceDrainHostProcedure:         true,
 	watariv1connect.ControlServiceSetSiteProcedure:           true,
 	watariv1connect.ControlServiceQuarantineHostProcedure:    true,

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -48,6 +49,9 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 		return connect.NewResponse(resp), nil
 	}
 	err = s.change(ctx, func(snap *store.Snapshot) (ops []store.Op, err error) {
+		if err := imageQuota(callerOf(ctx), snap, sizesOf(image)); err != nil {
+			return nil, connect.NewError(connect.CodeResourceExhausted, err)
+		}
 		have := snap.Images[image.Meta.Name]
 		if have == nil {
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
@@ -78,6 +82,50 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 	}
 	resp.Image = image
 	return connect.NewResponse(resp), nil
+}
+
+// mostUploads is how many uploads a user may have that no image of the user has; an image has three.
+const mostUploads = 30
+
+// imageQuota is an error if a user's images, and these blobs, exceed the user's quota. The sizes are by hex digest.
+func imageQuota(c caller, snap *store.Snapshot, more map[string]int64) error {
+	limit := snap.Users[c.name].GetQuota().GetImageBytes()
+	mine := map[string]int64{}
+	for _, image := range snap.Images {
+		if image.Meta.OwnerUid == c.uid {
+			maps.Copy(mine, sizesOf(image))
+		}
+	}
+	had := len(mine)
+	maps.Copy(mine, more)
+	if len(mine)-had > mostUploads {
+		return fmt.Errorf("user %s has %d uploads that no image has; create images of them, or wait until they are removed, which takes an hour", c.name, mostUploads)
+	}
+	total := uint64(0)
+	for _, size := range mine {
+		total += uint64(size)
+	}
+	if limit == 0 || total <= limit {
+		return nil
+	}
+	return fmt.Errorf("the quota of user %s is %s of images, and they would have %s; remove images, or have an administrator raise it "+
+		"(`watari quota set %[1]s --images ...`)", c.name, humanize.IBytes(limit), humanize.IBytes(total))
+}
+
+// sizesOf returns the sizes of an image's blobs by hex digest.
+func sizesOf(image *v1.Image) map[string]int64 {
+	sizes := map[string]int64{}
+	for _, b := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
+		if sum, err := blob.ParseDigest(b.GetDigest()); err == nil {
+			sizes[sum] = int64(b.Size)
+		}
+	}
+	return sizes
+}
+
+// roomForUploads is an error if the caller may not upload these blobs.
+func (s *Server) roomForUploads(r *http.Request, sizes map[string]int64) error {
+	return imageQuota(callerOf(r.Context()), s.Store.Snapshot(), sizes)
 }
 
 // maxBlob bounds one part of an image, bytes.
@@ -203,10 +251,8 @@ func otherNames(snap *store.Snapshot, image *v1.Image) bool {
 func BlobsInUse(snap *store.Snapshot) map[string]bool {
 	used := map[string]bool{}
 	for _, image := range snap.Images {
-		for _, b := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
-			if sum, err := blob.ParseDigest(b.GetDigest()); err == nil {
-				used[sum] = true
-			}
+		for sum := range sizesOf(image) {
+			used[sum] = true
 		}
 	}
 	return used

@@ -71,6 +71,23 @@ func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunR
 	return connect.NewResponse(&v1.CancelRunResponse{Run: s.Store.Snapshot().Runs[name]}), nil
 }
 
+// RemoveRun forgets a run that has ended, with its output.
+func (s *Server) RemoveRun(ctx context.Context, r *connect.Request[v1.RemoveRunRequest]) (*connect.Response[v1.RemoveRunResponse], error) {
+	var run *v1.Run
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
+		run = a.Runs[r.Msg.Name]
+		return a.RemoveRun(r.Msg.Name)
+	})
+	if err != nil {
+		return nil, err
+	}
+	// What is left here is removed later, as the output of all runs that are gone.
+	if err := os.RemoveAll(filepath.Join(s.RunsDir, run.Meta.Uid)); err != nil {
+		s.Log.Warn("remove a run's output", "run", r.Msg.Name, "error", err)
+	}
+	return connect.NewResponse(&v1.RemoveRunResponse{}), nil
+}
+
 // signalRun hands a signal to a run's process, wherever its head guest is.
 func (s *Server) signalRun(ctx context.Context, run *v1.Run, signal int32) (*connect.Response[v1.CancelRunResponse], error) {
 	g, err := s.guestByUID(run.Head, run.HeadUid)

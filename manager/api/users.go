@@ -3,6 +3,7 @@ package api
 // users.go - people and their quotas, and the tokens by which hosts and people come in.
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"maps"
@@ -84,14 +85,13 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		ops := []store.Op{store.Create(record)}
 		if u := snap.Users[name]; u == nil {
-			ops = append(ops, store.Create(&v1.User{Meta: &v1.Meta{Name: name}, Role: role, Quota: r.Msg.Quota}),
+			ops = append(ops, store.Create(&v1.User{Meta: &v1.Meta{Name: name}, Role: role, Quota: newQuota(role, r.Msg.Quota)}),
 				audit(ctx, "user", name, "added"))
 		} else {
-			quota := r.Msg.Quota
 			if u.Disabled != nil {
 				return nil, fail(connect.CodeFailedPrecondition, "%s: watari user disable %s --undo", disabledText(u), name)
 			}
-			if u.Role != role || quota != nil && !sameQuota(u.Quota, quota) {
+			if u.Role != role || !grants(u.Quota, r.Msg.Quota) {
 				return nil, fail(connect.CodeAlreadyExists, "there is a user %s of another role or quota", name)
 			}
 			ops = append(ops, audit(ctx, "user", name, "given a new login token"))
@@ -104,23 +104,66 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 	return connect.NewResponse(&v1.AddUserResponse{User: s.Store.Snapshot().Users[name], Token: token.String()}), nil
 }
 
+// What a new user who is no administrator may keep on the manager's disk, if nothing else is asked for. So nobody fills it
+// alone.
+const (
+	defaultImages = 50 << 30
+	defaultOutput = 10 << 30
+	defaultRuns   = 1000
+)
+
+// newQuota returns the quota of a new user, with the default limits where none is asked for.
+func newQuota(role v1.Role, asked *v1.Quota) *v1.Quota {
+	q := &v1.Quota{}
+	if asked != nil {
+		q = proto.CloneOf(asked)
+	}
+	if role == v1.Role_ROLE_USER {
+		q.ImageBytes = cmp.Or(q.ImageBytes, defaultImages)
+		q.OutputBytes = cmp.Or(q.OutputBytes, defaultOutput)
+		q.Runs = cmp.Or(q.Runs, defaultRuns)
+	}
+	return q
+}
+
+// grants reports whether a quota has all the limits that are asked for; 0 asks for none.
+func grants(have, asked *v1.Quota) bool {
+	with := proto.CloneOf(have)
+	if with == nil {
+		with = &v1.Quota{}
+	}
+	if asked != nil {
+		proto.Merge(with, asked)
+	}
+	return sameQuota(have, with)
+}
+
 func sameQuota(a, b *v1.Quota) bool {
-	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes() && a.GetVolumeBytes() == b.GetVolumeBytes()
+	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes() && a.GetVolumeBytes() == b.GetVolumeBytes() &&
+		a.GetImageBytes() == b.GetImageBytes() && a.GetRuns() == b.GetRuns() && a.GetOutputBytes() == b.GetOutputBytes()
 }
 
 // quotaText is a quota for people.
 func quotaText(q *v1.Quota) string {
-	vcpus, memory, volumes := "any number of vCPUs", "any amount", ""
+	limits := []string{"any number of vCPUs", "any amount of memory"}
 	if q.GetVcpus() > 0 {
-		vcpus = english.Plural(int(q.GetVcpus()), "vCPU", "")
+		limits[0] = english.Plural(int(q.GetVcpus()), "vCPU", "")
 	}
 	if q.GetMemoryBytes() > 0 {
-		memory = humanize.IBytes(q.GetMemoryBytes())
+		limits[1] = humanize.IBytes(q.GetMemoryBytes()) + " of memory"
 	}
-	if q.GetVolumeBytes() > 0 {
-		volumes = ", volumes of " + humanize.IBytes(q.GetVolumeBytes())
+	for _, of := range []struct {
+		what  string
+		bytes uint64
+	}{{"volumes", q.GetVolumeBytes()}, {"images", q.GetImageBytes()}, {"runs' output", q.GetOutputBytes()}} {
+		if of.bytes > 0 {
+			limits = append(limits, humanize.IBytes(of.bytes)+" of "+of.what)
+		}
 	}
-	return vcpus + ", " + memory + " of memory" + volumes
+	if q.GetRuns() > 0 {
+		limits = append(limits, english.Plural(int(q.GetRuns()), "run", ""))
+	}
+	return strings.Join(limits, ", ")
 }
 
 func deleteTokens(snap *store.Snapshot, user string) (ops []store.Op) {

@@ -134,16 +134,20 @@ func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, s.mustLead().Error(), http.StatusServiceUnavailable)
 		return
 	}
-	var user ca.Identity
+	c, refused := callerOf(r.Context()), ""
 	if k, good := s.logins.take(asked.Key, true); good {
-		user = k.user
-	} else if c := callerOf(r.Context()); asked.Key == "" && c.kind == ca.KindUser {
-		user = c.identity()
-	} else {
-		http.Error(w, "the link has been used already, or is too old; `watari console` makes another one", http.StatusUnauthorized)
+		c = who(s.Store.Snapshot(), k.user)
+		refused = c.why
+	} else if asked.Key != "" || c.kind != ca.KindUser {
+		refused = "the link has been used already, or is too old; `watari console` makes another one"
+	}
+	if refused != "" {
+		s.recordHTTP(c, r, "LogIn", "web console", http.StatusUnauthorized, refused)
+		http.Error(w, refused, http.StatusUnauthorized)
 		return
 	}
-	secret, ends := s.logins.add(user, false, sessionTime)
+	s.recordHTTP(c, r, "LogIn", "web console", http.StatusNoContent, "")
+	secret, ends := s.logins.add(c.identity(), false, sessionTime)
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: secret, Path: "/", Expires: ends, Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 	w.WriteHeader(http.StatusNoContent)
 }

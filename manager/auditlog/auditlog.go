@@ -43,6 +43,7 @@ type Log struct {
 	file    *lumberjack.Logger
 	callers map[string]*budget // by caller; "" is everybody who is not known
 	torn    bool               // the file may end in the midst of a line: a crash or a full disk cut it off
+	forward chan string        // entries for a syslog server; nil: there is none
 }
 
 type budget struct {
@@ -84,6 +85,9 @@ func (l *Log) Record(e *v1.AuditEntry) {
 	e.Object, e.Error = printable.Line(e.Object, textLimit), printable.Line(e.Error, textLimit)
 	line, err := protojson.Marshal(e)
 	if err == nil {
+		if err := l.pass(line); err != nil {
+			l.log.Error("a call was not sent to syslog", "call", e.Call, "caller", e.Caller, "error", err)
+		}
 		if l.torn {
 			line = append([]byte("\n"), line...)
 		}

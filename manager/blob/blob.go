@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,8 +47,9 @@ type Store struct {
 	// Reserve is the number of bytes of the disk that stay free.
 	Reserve uint64
 
-	mu   sync.Mutex
-	busy map[string]bool // uploads in progress, by the name of the partial file
+	mu      sync.Mutex
+	busy    map[string]bool             // uploads in progress, by the name of the partial file
+	pending map[string]map[string]int64 // sizes of uploads that nothing may refer to yet, by uploader and hex digest
 }
 
 // Open opens the directory, and makes it if it does not exist.
@@ -57,7 +59,7 @@ func Open(dir string) (*Store, error) {
 			return nil, fmt.Errorf("make the directory for blobs: %w", err)
 		}
 	}
-	return &Store{dir: dir, Reserve: DefaultReserve, busy: map[string]bool{}}, nil
+	return &Store{dir: dir, Reserve: DefaultReserve, busy: map[string]bool{}, pending: map[string]map[string]int64{}}, nil
 }
 
 // ParseDigest checks "sha256:<64 hex digits>" and returns the hex digits.
@@ -94,6 +96,23 @@ func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 		return 0, false, err
 	}
 	return info.Size(), false, nil
+}
+
+// Admit counts a blob as the uploader's until the next Collect finds it in use or removed, if room allows all that
+// the uploader then has. room is given their sizes by hex digest, and must not call the store.
+func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[string]int64) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sizes := maps.Clone(s.pending[uploader])
+	if sizes == nil {
+		sizes = map[string]int64{}
+	}
+	sizes[sum] = size
+	if err := room(sizes); err != nil {
+		return err
+	}
+	s.pending[uploader] = sizes // Collect alone alters it, under the lock
+	return nil
 }
 
 // Put appends content at offset to the blob, whose complete size is size, and returns how many bytes are stored
@@ -266,5 +285,18 @@ func (s *Store) Collect(before time.Time, inUse func() map[string]bool) (freed i
 			freed += info.Size()
 		}
 	}
+	for uploader, sizes := range s.pending {
+		maps.DeleteFunc(sizes, func(sum string, _ int64) bool {
+			return used[sum] || missing(s.Path(sum)) && missing(s.partial(uploader, sum))
+		})
+		if len(sizes) == 0 {
+			delete(s.pending, uploader)
+		}
+	}
 	return freed, err
+}
+
+func missing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }

@@ -29,7 +29,7 @@ func newServer(t *testing.T) (*Store, string) {
 	}
 	s.Reserve = 0
 	mux := http.NewServeMux()
-	mux.Handle("/blobs/{digest}", s.Handler(func(*http.Request) string { return "ann" }))
+	mux.Handle("/blobs/{digest}", s.Handler(func(*http.Request) string { return "ann" }, func(*http.Request, map[string]int64) error { return nil }))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return s, server.URL + "/blobs/sha256:"
@@ -210,5 +210,38 @@ func TestUploadsOfTwoLeaveEachOtherAlone(t *testing.T) {
 	}
 	if held, err := s.Put("ann", sum, 5000, 16000, bytes.NewReader(content[5000:])); held != 16000 || err != nil {
 		t.Fatal(held, err)
+	}
+}
+
+func TestWhatAnUploaderHasIsCountedUntilItIsUsedOrRemoved(t *testing.T) {
+	s, _ := newServer(t)
+	used, unused, never := "used content", "unused content", "content that never came"
+	var seen map[string]int64
+	admit := func(content string) {
+		err := s.Admit("ann", sumOf([]byte(content)), int64(len(content)), func(sizes map[string]int64) error { seen = sizes; return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, content := range []string{used, unused} {
+		admit(content)
+		if _, err := s.Put("ann", sumOf([]byte(content)), 0, int64(len(content)), strings.NewReader(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admit(never)
+	if len(seen) != 3 || seen[sumOf([]byte(unused))] != int64(len(unused)) {
+		t.Errorf("counted: %v", seen)
+	}
+	full := errors.New("full")
+	if err := s.Admit("ann", sumOf([]byte("more")), 4, func(map[string]int64) error { return full }); !errors.Is(err, full) {
+		t.Errorf("err %v", err)
+	}
+	if _, err := s.Collect(time.Now().Add(-time.Hour), func() map[string]bool { return map[string]bool{sumOf([]byte(used)): true} }); err != nil {
+		t.Fatal(err)
+	}
+	admit(unused)
+	if len(seen) != 1 {
+		t.Errorf("counted after the collection: %v", seen)
 	}
 }

@@ -21,9 +21,10 @@ const (
 // Handler serves the path pattern /blobs/{digest}. HEAD answers 200 with the length of a complete blob, or 404 with
 // OffsetHeader. PUT ?offset=n appends the body. It answers 201 when the blob is complete; 202 with OffsetHeader if
 // bytes are missing; 409 with OffsetHeader for a wrong offset or during another upload; 422 if the content does not
-// have the hash (it is deleted); 507 if the disk is full. The caller checks the permission first. uploader returns the
-// uploader of a request (see Put).
-func (s *Store) Handler(uploader func(*http.Request) string) http.Handler {
+// have the hash (it is deleted); 507 if the disk is full, or room refuses. The caller checks the permission first.
+// uploader returns the uploader of a request (see Put); room says whether the uploader may have these blobs, whose sizes
+// it is given by hex digest (see Admit).
+func (s *Store) Handler(uploader func(*http.Request) string, room func(r *http.Request, sizes map[string]int64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sum, err := ParseDigest(r.PathValue("digest"))
 		if err != nil {
@@ -34,7 +35,7 @@ func (s *Store) Handler(uploader func(*http.Request) string) http.Handler {
 		case http.MethodGet, http.MethodHead:
 			s.serve(w, r, uploader(r), sum)
 		case http.MethodPut:
-			s.receive(w, r, uploader(r), sum)
+			s.receive(w, r, uploader(r), sum, func(sizes map[string]int64) error { return room(r, sizes) })
 		default:
 			w.Header().Set("Allow", "GET, HEAD, PUT")
 			http.Error(w, "GET, HEAD or PUT", http.StatusMethodNotAllowed)
@@ -57,7 +58,7 @@ func (s *Store) serve(w http.ResponseWriter, r *http.Request, uploader, sum stri
 	http.ServeContent(w, r, "", time.Time{}, f)
 }
 
-func (s *Store) receive(w http.ResponseWriter, r *http.Request, uploader, sum string) {
+func (s *Store) receive(w http.ResponseWriter, r *http.Request, uploader, sum string, room func(map[string]int64) error) {
 	offset, err := number(r.URL.Query().Get("offset"), 0)
 	if err != nil {
 		http.Error(w, "offset: "+err.Error(), http.StatusBadRequest)
@@ -66,6 +67,10 @@ func (s *Store) receive(w http.ResponseWriter, r *http.Request, uploader, sum st
 	size, err := number(r.Header.Get(SizeHeader), -1)
 	if err != nil || size < 0 {
 		http.Error(w, SizeHeader+" must say how many bytes the blob has", http.StatusBadRequest)
+		return
+	}
+	if err := s.Admit(uploader, sum, size, room); err != nil {
+		http.Error(w, err.Error(), http.StatusInsufficientStorage)
 		return
 	}
 	held, err := s.Put(uploader, sum, offset, size, r.Body)

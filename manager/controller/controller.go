@@ -62,10 +62,11 @@ type Deps struct {
 type Controller struct {
 	Deps
 	core       *core.Core
-	identities map[identityKey]*v1.Identity
+	identities map[identityKey]madeIdentity
 	runners    map[string]*runner // by the run's uid
 	rests      map[string]rest    // by the change's key
 	leases     *leases
+	outputs    outputs
 	fencing    sync.Map // hosts that are being switched off, by name
 	driving    sync.WaitGroup
 	changed    chan struct{} // holds a token when a runner has something to tell
@@ -94,8 +95,9 @@ func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
+	c := &Controller{Deps: d, identities: map[identityKey]madeIdentity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.leases = newLeases(c.Deps)
+	c.outputs = outputs{dir: c.RunsDir, used: map[string]usedOutput{}}
 	config := core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify}
 	if d.FenceCommand != "" {
 		config.FenceAfter = d.FenceAfter

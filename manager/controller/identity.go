@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"strings"
+	"time"
 
 	v1 "watari/api/watariv1"
 	"watari/ca"
@@ -30,26 +31,31 @@ type identityKey struct {
 	epoch uint64
 }
 
-// identify makes a guest's identity for an epoch once, and keeps it in memory; its key is stored nowhere. A manager
-// that restarts makes another identity, which serves as well.
+type madeIdentity struct {
+	*v1.Identity
+	renew time.Time // when another is made, with a new certificate
+}
+
+// identify makes a guest's identity for an epoch, and keeps it in memory until its certificate is to be renewed; its key
+// is stored nowhere. A manager that restarts makes another identity, which serves as well.
 func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
-	key := identityKey{g.Meta.Uid, epoch}
-	if id := c.identities[key]; id != nil {
-		return id
+	key, now := identityKey{g.Meta.Uid, epoch}, time.Now()
+	if made, has := c.identities[key]; has && now.Before(made.renew) {
+		return made.Identity
 	}
 	id, err := newIdentity(cluster, g, epoch)
 	if err != nil {
 		c.Log.Error("a guest's identity could not be made", "guest", g.Meta.Name, "error", err)
 		return nil
 	}
-	c.identities[key] = id
+	c.identities[key] = madeIdentity{id, now.Add(ca.GuestLife / 2)}
 	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
 	return id
 }
 
 // forgetIdentities drops the identities of a deleted guest.
 func (c *Controller) forgetIdentities(uid string) {
-	maps.DeleteFunc(c.identities, func(key identityKey, _ *v1.Identity) bool { return key.uid == uid })
+	maps.DeleteFunc(c.identities, func(key identityKey, _ madeIdentity) bool { return key.uid == uid })
 }
 
 func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, error) {

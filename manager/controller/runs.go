@@ -241,7 +241,7 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 		if err != nil {
 			return false, err
 		}
-		err = out.write(m)
+		err = out.write(m, r.room)
 		full := ""
 		if errors.Is(err, errOutputFull) {
 			full = err.Error()
@@ -259,6 +259,12 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 			return true, nil
 		}
 	}
+}
+
+// room is an error if the run's output may not grow by n bytes.
+func (r *runner) room(n uint64) error {
+	s := r.c.Store.Snapshot()
+	return r.c.outputs.room(s, s.Runs[r.name].GetMeta().GetOwner(), n)
 }
 
 // rewind cuts the run's files to what its process has written.

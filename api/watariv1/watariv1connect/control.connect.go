@@ -169,6 +169,9 @@ const (
 	// ControlServiceCancelRunProcedure is the fully-qualified name of the ControlService's CancelRun
 	// RPC.
 	ControlServiceCancelRunProcedure = "/watari.v1.ControlService/CancelRun"
+	// ControlServiceRemoveRunProcedure is the fully-qualified name of the ControlService's RemoveRun
+	// RPC.
+	ControlServiceRemoveRunProcedure = "/watari.v1.ControlService/RemoveRun"
 	// ControlServiceRunOutputProcedure is the fully-qualified name of the ControlService's RunOutput
 	// RPC.
 	ControlServiceRunOutputProcedure = "/watari.v1.ControlService/RunOutput"
@@ -291,6 +294,8 @@ type ControlServiceClient interface {
 	StartRun(context.Context, *connect.Request[watariv1.StartRunRequest]) (*connect.Response[watariv1.StartRunResponse], error)
 	ListRuns(context.Context, *connect.Request[watariv1.ListRunsRequest]) (*connect.Response[watariv1.ListRunsResponse], error)
 	CancelRun(context.Context, *connect.Request[watariv1.CancelRunRequest]) (*connect.Response[watariv1.CancelRunResponse], error)
+	// RemoveRun forgets a run that has ended, with its output.
+	RemoveRun(context.Context, *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error)
 	// RunOutput streams a run's output from offsets, until it has ended if follow is set.
 	RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest]) (*connect.ServerStreamForClient[watariv1.RunOutputResponse], error)
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
@@ -614,6 +619,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("CancelRun")),
 			connect.WithClientOptions(opts...),
 		),
+		removeRun: connect.NewClient[watariv1.RemoveRunRequest, watariv1.RemoveRunResponse](
+			httpClient,
+			baseURL+ControlServiceRemoveRunProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RemoveRun")),
+			connect.WithClientOptions(opts...),
+		),
 		runOutput: connect.NewClient[watariv1.RunOutputRequest, watariv1.RunOutputResponse](
 			httpClient,
 			baseURL+ControlServiceRunOutputProcedure,
@@ -779,6 +790,7 @@ type controlServiceClient struct {
 	startRun          *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
 	listRuns          *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
 	cancelRun         *connect.Client[watariv1.CancelRunRequest, watariv1.CancelRunResponse]
+	removeRun         *connect.Client[watariv1.RemoveRunRequest, watariv1.RemoveRunResponse]
 	runOutput         *connect.Client[watariv1.RunOutputRequest, watariv1.RunOutputResponse]
 	createToken       *connect.Client[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse]
 	addUser           *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
@@ -1030,6 +1042,11 @@ func (c *controlServiceClient) CancelRun(ctx context.Context, req *connect.Reque
 	return c.cancelRun.CallUnary(ctx, req)
 }
 
+// RemoveRun calls watari.v1.ControlService.RemoveRun.
+func (c *controlServiceClient) RemoveRun(ctx context.Context, req *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error) {
+	return c.removeRun.CallUnary(ctx, req)
+}
+
 // RunOutput calls watari.v1.ControlService.RunOutput.
 func (c *controlServiceClient) RunOutput(ctx context.Context, req *connect.Request[watariv1.RunOutputRequest]) (*connect.ServerStreamForClient[watariv1.RunOutputResponse], error) {
 	return c.runOutput.CallServerStream(ctx, req)
@@ -1194,6 +1211,8 @@ type ControlServiceHandler interface {
 	StartRun(context.Context, *connect.Request[watariv1.StartRunRequest]) (*connect.Response[watariv1.StartRunResponse], error)
 	ListRuns(context.Context, *connect.Request[watariv1.ListRunsRequest]) (*connect.Response[watariv1.ListRunsResponse], error)
 	CancelRun(context.Context, *connect.Request[watariv1.CancelRunRequest]) (*connect.Response[watariv1.CancelRunResponse], error)
+	// RemoveRun forgets a run that has ended, with its output.
+	RemoveRun(context.Context, *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error)
 	// RunOutput streams a run's output from offsets, until it has ended if follow is set.
 	RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest], *connect.ServerStream[watariv1.RunOutputResponse]) error
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
@@ -1513,6 +1532,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("CancelRun")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceRemoveRunHandler := connect.NewUnaryHandler(
+		ControlServiceRemoveRunProcedure,
+		svc.RemoveRun,
+		connect.WithSchema(controlServiceMethods.ByName("RemoveRun")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceRunOutputHandler := connect.NewServerStreamHandler(
 		ControlServiceRunOutputProcedure,
 		svc.RunOutput,
@@ -1721,6 +1746,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListRunsHandler.ServeHTTP(w, r)
 		case ControlServiceCancelRunProcedure:
 			controlServiceCancelRunHandler.ServeHTTP(w, r)
+		case ControlServiceRemoveRunProcedure:
+			controlServiceRemoveRunHandler.ServeHTTP(w, r)
 		case ControlServiceRunOutputProcedure:
 			controlServiceRunOutputHandler.ServeHTTP(w, r)
 		case ControlServiceCreateTokenProcedure:
@@ -1950,6 +1977,10 @@ func (UnimplementedControlServiceHandler) ListRuns(context.Context, *connect.Req
 
 func (UnimplementedControlServiceHandler) CancelRun(context.Context, *connect.Request[watariv1.CancelRunRequest]) (*connect.Response[watariv1.CancelRunResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.CancelRun is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RemoveRun(context.Context, *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RemoveRun is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest], *connect.ServerStream[watariv1.RunOutputResponse]) error {

@@ -154,8 +154,17 @@ func Runs(ctx context.Context, c *client.Client) ([]string, error) {
 
 // ActiveRuns lists the names of the runs that have not ended.
 func ActiveRuns(ctx context.Context, c *client.Client) ([]string, error) {
+	return runsThat(ctx, c, false)
+}
+
+// EndedRuns lists the names of the runs that have ended.
+func EndedRuns(ctx context.Context, c *client.Client) ([]string, error) {
+	return runsThat(ctx, c, true)
+}
+
+func runsThat(ctx context.Context, c *client.Client, ended bool) ([]string, error) {
 	runs, err := client.List(ctx, c.ListRuns, &v1.ListRunsRequest{}, (*v1.ListRunsResponse).GetRuns)
-	return namesOf(slices.DeleteFunc(runs, func(run *v1.Run) bool { return run.GetEnded() != nil }), err)
+	return namesOf(slices.DeleteFunc(runs, func(run *v1.Run) bool { return (run.GetEnded() != nil) != ended }), err)
 }
 
 // Migrations lists the names of the migrations in progress.

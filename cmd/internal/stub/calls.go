@@ -175,6 +175,11 @@ func (m *Manager) ListRuns(ctx context.Context, r *connect.Request[v1.ListRunsRe
 	return answer[v1.ListRunsRequest, v1.ListRunsResponse](ctx, m, r)
 }
 
+// RemoveRun implements the service.
+func (m *Manager) RemoveRun(ctx context.Context, r *connect.Request[v1.RemoveRunRequest]) (*connect.Response[v1.RemoveRunResponse], error) {
+	return answer[v1.RemoveRunRequest, v1.RemoveRunResponse](ctx, m, r)
+}
+
 // CancelRun implements the service.
 func (m *Manager) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunRequest]) (*connect.Response[v1.CancelRunResponse], error) {
 	return answer[v1.CancelRunRequest, v1.CancelRunResponse](ctx, m, r)

@@ -51,6 +51,8 @@ type options struct {
 	Metrics   bool   `json:"metrics,omitempty"`
 	// Secret is the path of a file with a secret that encrypts the authority's key; empty: none.
 	Secret string `json:"secret,omitempty"`
+	// AuditSyslog is the syslog server to which the audit log is sent, too; empty: none.
+	AuditSyslog string `json:"audit_syslog,omitempty"`
 	// Fence is the path of a program that switches off a host that has not answered for FenceAfter; empty: none.
 	Fence      string        `json:"fence,omitempty"`
 	FenceAfter time.Duration `json:"fence_after,omitempty"`

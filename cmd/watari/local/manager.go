@@ -36,6 +36,9 @@ func (u *up) startManager(ctx context.Context) error {
 	if u.Secret != "" {
 		spec.Command = append(spec.Command, "--authority-secret", u.Secret)
 	}
+	if u.AuditSyslog != "" {
+		spec.Command = append(spec.Command, "--audit-syslog", u.AuditSyslog)
+	}
 	if u.Fence != "" {
 		spec.Command = append(spec.Command, "--fence", u.Fence, "--fence-after", u.FenceAfter.String())
 	}

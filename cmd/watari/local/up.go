@@ -19,6 +19,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/progress"
+	"watari/manager/auditlog"
 )
 
 const (
@@ -82,6 +83,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
 	flags.BoolVar(&asked.Metrics, "metrics", false, "serve metrics for Prometheus on this machine: the manager's at http://"+managerMetrics+"/metrics, the agent's at http://"+agentMetrics+"/metrics")
 	flags.StringVar(&asked.Secret, "authority-secret", "", "path of a file with a secret that encrypts the authority's key in the manager's state; \"\": none")
+	flags.StringVar(&asked.AuditSyslog, "audit-syslog", "", "syslog server to which the manager sends the audit log, too: local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH; \"\": none")
 	flags.StringVar(&asked.Fence, "fence", "", "path of a program that the manager runs, with a host's name, to switch off a host with guests that does not answer; \"\": none")
 	flags.DurationVar(&asked.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL at which hosts and users reach this manager (default: from --listen)")
@@ -130,10 +132,11 @@ func (u *up) settle(asked options, given func(string) bool) error {
 				u.Secret, err = filepath.Abs(u.Secret)
 			}
 		},
-		"fence":       func() { u.Fence, u.FenceAfter = asked.Fence, asked.FenceAfter },
-		"fence-after": func() { u.FenceAfter = asked.FenceAfter },
-		"no-agent":    func() { u.NoAgent = asked.NoAgent },
-		"advertise":   func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
+		"audit-syslog": func() { u.AuditSyslog = asked.AuditSyslog },
+		"fence":        func() { u.Fence, u.FenceAfter = asked.Fence, asked.FenceAfter },
+		"fence-after":  func() { u.FenceAfter = asked.FenceAfter },
+		"no-agent":     func() { u.NoAgent = asked.NoAgent },
+		"advertise":    func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },
 		"etcd-cert": func() { u.Outside.Cert = asked.Outside.Cert }, "etcd-key": func() { u.Outside.Key = asked.Outside.Key },
 	} {
@@ -143,6 +146,11 @@ func (u *up) settle(asked options, given func(string) bool) error {
 	}
 	if err != nil {
 		return fmt.Errorf("--authority-secret: %w", err)
+	}
+	if u.AuditSyslog != "" {
+		if _, err := auditlog.ParseServer(u.AuditSyslog); err != nil {
+			return cli.Usagef("--audit-syslog: %v", err)
+		}
 	}
 	if u.Name == "" {
 		machine, err := os.Hostname()

@@ -20,13 +20,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"watari/ca"
+	"watari/internal/logfile"
 	daemon "watari/manager"
+	"watari/manager/auditlog"
 )
 
 // flags are the command's flags.
 type flags struct {
 	config                    daemon.Config
-	prefix, secret            string
+	prefix, secret, syslog    string
 	etcdCA, etcdCert, etcdKey string
 	debug                     bool
 }
@@ -60,6 +62,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
 	set.StringVar(&f.etcdKey, "etcd-key", "", "file with the key of --etcd-cert, PEM")
 	set.StringVar(&f.secret, "authority-secret", "", "file with a secret that encrypts the authority's key in the store (default: it is not encrypted)")
+	set.StringVar(&f.syslog, "audit-syslog", "", "syslog server to which the audit log is sent, too: local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH (default: none)")
 	set.StringVar(&f.config.Metrics, "metrics", "", "address where Prometheus may ask for metrics, such as 127.0.0.1:7073 (default: none)")
 	set.StringVar(&f.config.FenceCommand, "fence", "", "path of a program that switches off a host with guests that does not answer; it gets the host's name (default: none)")
 	set.DurationVar(&f.config.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
@@ -150,11 +153,19 @@ func (f *flags) run(ctx context.Context) error {
 	if f.config.Secret, err = readSecret(f.secret); err != nil {
 		return err
 	}
+	if f.syslog != "" {
+		server, err := auditlog.ParseServer(f.syslog)
+		if err != nil {
+			return fmt.Errorf("--audit-syslog: %w", err)
+		}
+		f.config.AuditSyslog = &server
+	}
 	if f.config.FenceCommand != "" {
 		if err := checkFence(f.config.FenceCommand, f.config.FenceAfter); err != nil {
 			return err
 		}
 	}
+	go logfile.Bound(ctx, os.Stderr, f.config.Log)
 	return daemon.Run(ctx, f.config)
 }
 

@@ -19,19 +19,19 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "quota",
 		Short:   "Quotas, the limits of users' clusters: set",
-		Long:    "A quota limits the virtual CPUs and the memory of all of a user's clusters together, and the sizes of the volumes. `watari user list` shows the quotas.",
+		Long:    "A quota limits the virtual CPUs and the memory of all of a user's clusters together, the sizes of volumes and of images, and the number and the output of runs. `watari user list` shows the quotas.",
 		Example: "  watari quota set aiko --vcpus 16 --memory 32G",
 	}, newSet(env))
 }
 
 func newSet(env *cli.Env) *cobra.Command {
-	var vcpus uint32
-	var memory, volumes string
+	var vcpus, runs uint32
+	sizes := map[string]*string{"memory": new(string), "volumes": new(string), "images": new(string), "run-output": new(string)}
 	command := &cobra.Command{
 		Use:   "set USER",
 		Short: "Set a user's quota",
-		Long: "Set a user's quota. A limit that is not given is not changed; 0 removes the limit. Clusters that exceed a new " +
-			"limit stay, but the user cannot make new ones until there is room.",
+		Long: "Set a user's quota. A limit that is not given is not changed; 0 removes the limit. What exceeds a new limit stays, but " +
+			"the user gets no more of it until there is room.",
 		Example:           "  watari quota set aiko --vcpus 16 --memory 32G\n  watari quota set aiko --memory 0",
 		Args:              cli.Args("USER"),
 		ValidArgsFunction: env.Complete(cli.Users),
@@ -41,16 +41,16 @@ func newSet(env *cli.Env) *cobra.Command {
 			return err
 		}
 		given := command.Flags()
-		if !given.Changed("vcpus") && !given.Changed("memory") && !given.Changed("volumes") {
-			return cli.Usagef("name a limit to set: --vcpus, --memory, --volumes")
+		bytes, some := map[string]uint64{}, given.Changed("vcpus") || given.Changed("runs")
+		for flag, text := range sizes {
+			var err error
+			if bytes[flag], err = limit(flag, *text); err != nil {
+				return err
+			}
+			some = some || given.Changed(flag)
 		}
-		memoryBytes, err := limit("memory", memory)
-		if err != nil {
-			return err
-		}
-		volumeBytes, err := limit("volumes", volumes)
-		if err != nil {
-			return err
+		if !some {
+			return cli.Usagef("name a limit to set: --vcpus, --memory, --volumes, --images, --runs, --run-output")
 		}
 		c, err := env.Client()
 		if err != nil {
@@ -69,23 +69,30 @@ func newSet(env *cli.Env) *cobra.Command {
 		if given.Changed("vcpus") {
 			quota.Vcpus = vcpus
 		}
-		if given.Changed("memory") {
-			quota.MemoryBytes = memoryBytes
+		if given.Changed("runs") {
+			quota.Runs = runs
 		}
-		if given.Changed("volumes") {
-			quota.VolumeBytes = volumeBytes
+		for flag, field := range map[string]*uint64{"memory": &quota.MemoryBytes, "volumes": &quota.VolumeBytes, "images": &quota.ImageBytes, "run-output": &quota.OutputBytes} {
+			if given.Changed(flag) {
+				*field = bytes[flag]
+			}
 		}
 		response, err := c.SetQuota(ctx, connect.NewRequest(&v1.SetQuotaRequest{Name: args[0], Quota: quota}))
 		if err != nil {
 			return fmt.Errorf("set the quota of %s: %w", args[0], err)
 		}
 		return env.Show(response.Msg.User, func(io.Writer) {
-			env.Notef("quota of %s: %d vCPUs, %s of memory, volumes of %s (0: no limit)", args[0], quota.Vcpus, output.Size(quota.MemoryBytes), output.Size(quota.VolumeBytes))
+			env.Notef("quota of %s: %d vCPUs, %s of memory, volumes of %s, images of %s, %d runs with output of %s (0: no limit)", args[0], quota.Vcpus,
+				output.Size(quota.MemoryBytes), output.Size(quota.VolumeBytes), output.Size(quota.ImageBytes), quota.Runs, output.Size(quota.OutputBytes))
 		})
 	})
-	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "maximum of virtual CPUs; 0: no limit")
-	command.Flags().StringVar(&memory, "memory", "", "maximum memory, as in 32G; 0: no limit")
-	command.Flags().StringVar(&volumes, "volumes", "", "maximum size of all volumes, as in 500G; 0: no limit")
+	set := command.Flags()
+	set.Uint32Var(&vcpus, "vcpus", 0, "maximum of virtual CPUs; 0: no limit")
+	set.StringVar(sizes["memory"], "memory", "", "maximum memory, as in 32G; 0: no limit")
+	set.StringVar(sizes["volumes"], "volumes", "", "maximum size of all volumes, as in 500G; 0: no limit")
+	set.StringVar(sizes["images"], "images", "", "maximum size of the files of all images and of uploads, as in 50G; 0: no limit")
+	set.Uint32Var(&runs, "runs", 0, "maximum of runs that have not ended; 0: no limit")
+	set.StringVar(sizes["run-output"], "run-output", "", "maximum size of the output that the manager keeps of all runs, as in 10G; 0: no limit")
 	return command
 }
 

@@ -36,10 +36,11 @@ func newList(env *cli.Env) *cobra.Command {
 }
 
 func table(w io.Writer, env *cli.Env, users []*v1.User) {
-	t := output.NewTable("NAME", "ROLE", "CALLS", "VCPUS", "MEMORY", "VOLUMES", "AGE")
+	t := output.NewTable("NAME", "ROLE", "CALLS", "VCPUS", "MEMORY", "VOLUMES", "IMAGES", "RUNS", "OUTPUT", "AGE")
 	for _, u := range users {
-		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), calls(u), limit(u.GetQuota().GetVcpus()),
-			limitSize(u.GetQuota().GetMemoryBytes()), limitSize(u.GetQuota().GetVolumeBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
+		q := u.GetQuota()
+		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), calls(u), limit(q.GetVcpus()), limitSize(q.GetMemoryBytes()),
+			limitSize(q.GetVolumeBytes()), limitSize(q.GetImageBytes()), limit(q.GetRuns()), limitSize(q.GetOutputBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
 	}
 	t.Write(w)
 }

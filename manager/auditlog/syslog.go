@@ -1,0 +1,105 @@
+package auditlog
+
+// syslog.go - sends entries to a syslog server, too.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/syslog"
+	"net/url"
+	"time"
+)
+
+const (
+	// queued is how many entries wait for a server that does not answer. Further ones are left out.
+	queued = 1000
+	// retryPause is the pause after a failure.
+	retryPause = 5 * time.Second
+)
+
+// Server is a syslog server.
+type Server struct {
+	network, address string // as package net has them; empty: this machine's own
+}
+
+// ParseServer reads "local", "udp://HOST:PORT", "tcp://HOST:PORT" or "unix:///PATH" (a datagram socket).
+func ParseServer(text string) (Server, error) {
+	if text == "local" {
+		return Server{}, nil
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+	case (u.Scheme == "udp" || u.Scheme == "tcp") && u.Hostname() != "" && u.Port() != "" && u.Path == "":
+		return Server{u.Scheme, u.Host}, nil
+	case u.Scheme == "unix" && u.Host == "" && u.Path != "":
+		return Server{"unixgram", u.Path}, nil
+	}
+	return Server{}, fmt.Errorf("%q is no syslog server; give local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH", text)
+}
+
+// Forward sends the entries from now on to a server until ctx ends. A server that is slow or away delays no call: entries
+// wait for a while, and then are in the file alone.
+func (l *Log) Forward(ctx context.Context, to Server) {
+	l.mu.Lock()
+	l.forward = make(chan string, queued)
+	lines := l.forward
+	l.mu.Unlock()
+	go l.send(ctx, to, lines)
+}
+
+func (l *Log) send(ctx context.Context, to Server, lines <-chan string) {
+	var w *syslog.Writer
+	failed := false
+	for {
+		var line string
+		select {
+		case <-ctx.Done():
+			return
+		case line = <-lines:
+		}
+		for {
+			var err error
+			if w == nil {
+				w, err = syslog.Dial(to.network, to.address, syslog.LOG_AUTHPRIV|syslog.LOG_NOTICE, "watari-audit")
+			}
+			if err == nil {
+				_, err = w.Write([]byte(line))
+			}
+			if err == nil {
+				failed = false
+				break
+			}
+			if !failed {
+				failed = true
+				l.log.Error("the syslog server cannot be reached; entries are kept in the file alone where it stays away", "error", err)
+			}
+			if w != nil {
+				w.Close()
+				w = nil
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(retryPause):
+			}
+		}
+	}
+}
+
+// errBehind says that an entry was not forwarded, since too many wait.
+var errBehind = errors.New("too many entries wait for the syslog server")
+
+// pass gives an entry to be sent.
+func (l *Log) pass(line []byte) error {
+	if l.forward == nil {
+		return nil
+	}
+	select {
+	case l.forward <- string(line):
+		return nil
+	default:
+		return errBehind
+	}
+}
