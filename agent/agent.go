@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"os"
@@ -58,6 +59,7 @@ type Config struct {
 // Agent carries out the decisions of one host's machine.
 type Agent struct {
 	config      Config
+	instance    string // HostObserved.instance
 	log         *slog.Logger
 	ctx         context.Context
 	hypervisor  Hypervisor
@@ -94,7 +96,7 @@ type Agent struct {
 // New makes an agent. It reads the host's records and takes over the guests that it finds. The agent acts until ctx
 // ends. Call Run to follow the hypervisor's events.
 func New(ctx context.Context, config Config) (*Agent, error) {
-	a := &Agent{ctx: ctx, config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
+	a := &Agent{ctx: ctx, config: config, instance: rand.Text(), log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
 		images: config.Images, tunnels: config.Tunnels, info: config.Info, guests: map[string]*guest{},
 		running: map[uint64]context.CancelFunc{}, waiting: map[uint64]chan<- error{},
 		changed: make(chan struct{}), answered: make(chan struct{}), listed: make(chan struct{})}

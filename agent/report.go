@@ -16,7 +16,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	a.mu.Lock()
 	changed := a.changed
 	o := a.machine.Report(time.Now())
-	o.Protocol, o.Info, o.Load, o.Epochs = protocol.Version, a.info, a.load, a.records.epochs.list()
+	o.Instance, o.Protocol, o.Info, o.Load, o.Epochs = a.instance, protocol.Version, a.info, a.load, a.records.epochs.list()
 	for _, g := range o.Guests {
 		g.OutOfMemory = a.guests[g.Uid].identity.outOfMemory()
 		g.Ready = g.Ready && a.guests[g.Uid].identity.ready()

@@ -73,7 +73,8 @@ const senderPoll = 200 * time.Millisecond
 
 // watchSender says when the process of a guest that is being sent has ended. libvirt ends it when the target's libvirt has confirmed that
 // it has all of the guest, but looks only every 200 ms whether it has ended (virProcessKillPainfully), and the guest would stand still
-// for that time. If the connection has failed, what the target's libvirt has said may not have come.
+// for that time. If a connection to the target was not made, that is another end. If one broke later, no harm is done: the target goes on
+// only with a guest that it has received whole.
 func (a *Agent) watchSender(ctx context.Context, g *guest, way OutgoingTunnel) {
 	ended, err := a.awaitProcess(ctx, g.uid)
 	if err != nil {

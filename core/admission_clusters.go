@@ -178,11 +178,9 @@ func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform,
 	return image, platforms, nil
 }
 
-// leastDigest is the number of a digest's hex digits by which an image can be named.
-const leastDigest = 12
-
-// image returns the image that the caller calls NAME, or NAME@DIGEST. With a digest, or its beginning, it is that content
-// and no other that its owner may have given the name meanwhile.
+// image returns the image that the caller calls NAME, or NAME@DIGEST. With a digest it is that content and no other that
+// its owner may have given the name meanwhile. A part of a digest does not suffice: an owner can make two images that
+// agree in it.
 func (a *Admission) image(text string) (*v1.Image, error) {
 	name, digest, exactly := strings.Cut(text, "@")
 	images := a.Caller.UsableImages(a.Images)
@@ -190,12 +188,8 @@ func (a *Admission) image(text string) (*v1.Image, error) {
 	if image == nil {
 		return nil, Missing("image", name, images)
 	}
-	digest = strings.TrimPrefix(digest, "sha256:")
-	if exactly && len(digest) < leastDigest {
-		return nil, invalid("image %s: give at least %d digits of its digest, as `watari image list` shows them", text, leastDigest)
-	}
-	if !strings.HasPrefix(strings.TrimPrefix(image.Digest, "sha256:"), digest) {
-		return nil, precondition("image %s is %s now, not %s; `watari image show %[1]s` tells what it is", name, image.Digest, digest)
+	if exactly && strings.TrimPrefix(digest, "sha256:") != strings.TrimPrefix(image.Digest, "sha256:") {
+		return nil, precondition("image %s is %s now, not %s (give the whole digest, as `watari image show %[1]s` prints it)", name, image.Digest, digest)
 	}
 	return image, nil
 }

@@ -194,11 +194,11 @@ func TestAnImageIsNamedWithItsDigestForExactlyThatContent(t *testing.T) {
 	a := admissionTest()
 	digest := "0123456789abcdef"
 	a.Images["mpi"].Digest = "sha256:" + digest
-	for text, want := range map[string]string{"mpi": "", "mpi@" + digest: "", "mpi@sha256:" + digest[:12]: "",
-		"mpi@0123":         "give at least 12 digits of its digest",
-		"mpi@":             "give at least 12 digits of its digest",
-		"mpi@fedcba987654": "image mpi is sha256:0123456789abcdef now, not fedcba987654",
-		"lu@" + digest:     `there is no image "lu"`,
+	for text, want := range map[string]string{"mpi": "", "mpi@" + digest: "", "mpi@sha256:" + digest: "",
+		"mpi@" + digest[:12]: "give the whole digest",
+		"mpi@":               "give the whole digest",
+		"mpi@fedcba987654":   "image mpi is sha256:0123456789abcdef now, not fedcba987654",
+		"lu@" + digest:       `there is no image "lu"`,
 	} {
 		image, err := a.image(text)
 		if want == "" && (err != nil || image != a.Images["mpi"]) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -210,7 +210,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 		return nil
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
-		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, epoch), Platform: g.Platform,
+		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, host, epoch), Platform: g.Platform,
 		Facts: guestFacts(p.Clusters[g.Cluster], g), LeaseMs: g.LeaseMs, Volume: p.volumeSource(g)}
 	if role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Limits = p.limits(host)
@@ -223,9 +223,10 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	return w
 }
 
-// identity returns a guest's identity for an epoch; nil: it could not be made.
-func (p *pass) identity(g *v1.Guest, epoch uint64) *v1.Identity {
-	identity := p.Identify(p.Clusters[g.Cluster], g, epoch)
+// identity returns the identity of a guest on a host for an epoch; nil: it could not be made.
+func (p *pass) identity(g *v1.Guest, host string, epoch uint64) *v1.Identity {
+	identity, renew := p.Identify(p.Clusters[g.Cluster], g, epoch)
+	p.orderAgain(host, renew)
 	if mounts := p.mounts(p.Clusters[g.Cluster]); identity != nil && len(mounts) > 0 {
 		identity = proto.CloneOf(identity)
 		identity.Mounts = mounts

@@ -24,8 +24,8 @@ func twoHosts(g *v1.Guest) World {
 }
 
 func newTestCore(w World) *Core {
-	identify := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
-		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}
+	identify := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}, w.Now.Add(time.Hour)
 	}
 	return New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identify})
 }
@@ -150,5 +150,39 @@ func TestAPendingMoveLooksAgainWhetherTheTargetHasMemory(t *testing.T) {
 		if failed := state == v1.MigrationState_MIGRATION_STATE_FAILED; failed != fails {
 			t.Errorf("with %d bytes taken, the move's state is %v", taken, state)
 		}
+	}
+}
+
+func TestOrdersAreMadeAgainWhenACertificateIsToBeRenewed(t *testing.T) {
+	w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 1, StartedEpoch: 1})
+	w.Reports["a1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Name: "md-0", Epoch: 1, BootId: "a1-boot", Ready: true, Process: true,
+		Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}
+	renew := w.Now.Add(15 * 24 * time.Hour)
+	c := New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+		if w.Now.Before(renew) {
+			return &v1.Identity{Epoch: epoch, Certificate: []byte("first")}, renew
+		}
+		return &v1.Identity{Epoch: epoch, Certificate: []byte("second")}, renew.Add(15 * 24 * time.Hour)
+	}})
+	certificate := func() string {
+		t.Helper()
+		d := c.Decide(w)
+		if len(d.Changes) > 0 || d.Again.After(renew) && w.Now.Before(renew) {
+			t.Fatalf("changes %v, again %v", d.Changes, d.Again)
+		}
+		return string(c.orders.sent["a1"].wanted.Guests[0].Identity.Certificate)
+	}
+	for range 3 {
+		if got := certificate(); got != "first" {
+			t.Fatalf("certificate %q", got)
+		}
+	}
+	w.Now = renew.Add(-time.Second)
+	if got := certificate(); got != "first" {
+		t.Errorf("before it is due: %q", got)
+	}
+	w.Now = renew
+	if got := certificate(); got != "second" { // nothing else has changed
+		t.Errorf("when it is due: %q", got)
 	}
 }

@@ -225,10 +225,15 @@ func (p *pass) maintained(h *v1.Host) *v1.Withdrawal {
 // limits returns the limits of the guests on a host.
 func (p *pass) limits(host string) *v1.GuestLimits {
 	limits, again := p.Core.policies.policy.GuestLimits(p.Hosts[host], p.Now)
-	if !again.IsZero() {
-		p.dueHost[host] = again
-	}
+	p.orderAgain(host, again)
 	return limits
+}
+
+// orderAgain has a host's orders made again at a time; zero: they need not be.
+func (p *pass) orderAgain(host string, at time.Time) {
+	if before, has := p.dueHost[host]; !at.IsZero() && (!has || at.Before(before)) {
+		p.dueHost[host] = at
+	}
 }
 
 // cause is why a guest is moved, and how fast.

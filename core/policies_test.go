@@ -49,7 +49,7 @@ func newHousehold(t *testing.T, text string, guests int) *household {
 		h.objects.Policies["v1"] = NewPolicy(1, text, "", "admin")
 		h.policy, _ = policy.Parse(text)
 	}
-	h.core = New(Config{Term: 1, Began: h.now.Add(-time.Hour), Identify: func(*v1.Cluster, *v1.Guest, uint64) *v1.Identity { return &v1.Identity{} }})
+	h.core = New(Config{Term: 1, Began: h.now.Add(-time.Hour), Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return &v1.Identity{}, time.Time{} }})
 	return h
 }
 

@@ -27,7 +27,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 		return change, precondition("host %s is being removed", name)
 	case grace < 0:
 		return change, invalid("the time to leave host %s, %s, is below zero", name, grace)
-	case undo == (h.Quarantine == nil), cutOff(h) != nil && !undo:
+	case undo && h.Quarantine == nil, cutOff(h) != nil && !undo:
 		return change, nil
 	}
 	h = proto.CloneOf(h)

@@ -54,6 +54,7 @@ func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "b1", "boot-b1"
 	h.pass(time.Second)
+	h.quarantine("a1", 2*time.Minute, false)
 	h.quarantine("a1", time.Minute, false)
 	h.quarantine("a1", 2*time.Minute, false) // longer again does not help it
 	h.pass(59 * time.Second)
@@ -84,5 +85,26 @@ func TestAQuarantineAtOnce(t *testing.T) {
 	}
 	if _, err := a.QuarantineHost("b1", -1, false); KindOf(err) != Invalid {
 		t.Error(err)
+	}
+}
+
+func TestAHostThatWasCutOffReadsNoVolume(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.objects.Volumes["home"] = &v1.Volume{Meta: &v1.Meta{Name: "home", Uid: "volume"}, Host: "b1", Cluster: "md", ClusterUid: h.objects.Clusters["md"].Meta.Uid, State: v1.VolumeState_VOLUME_STATE_READY, Generation: 1}
+	h.objects.Clusters["md"].Spec.Volume = "home"
+	readers := func() (names []string) {
+		for _, v := range h.pass(time.Second)["b1"].Volumes {
+			for _, r := range v.Readers {
+				names = append(names, r.Name)
+			}
+		}
+		return names
+	}
+	if !slices.Equal(readers(), []string{"a1"}) {
+		t.Fatalf("before: %v", readers())
+	}
+	h.quarantine("a1", 0, false)
+	if now := readers(); slices.Contains(now, "a1") {
+		t.Errorf("the volume is served to %v", now)
 	}
 }

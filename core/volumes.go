@@ -424,7 +424,8 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 				readers = append(readers, m.Source, m.Target)
 			}
 			slices.Sort(readers)
-			w.Readers = blobPeers(p.Objects, slices.Compact(readers))
+			readers = slices.DeleteFunc(slices.Compact(readers), func(host string) bool { return cutOff(p.Hosts[host]) != nil })
+			w.Readers = blobPeers(p.Objects, readers)
 		}
 		list = append(list, w)
 	}

@@ -332,8 +332,20 @@ func TestRevokedCertificatesAreVoid(t *testing.T) {
 	if err != nil || !following.Receive() {
 		t.Fatal(err)
 	}
+	_, key := r.link(ann)
+	_, unused := r.link(ann)
+	inBrowser := r.browser()
+	if status := inBrowser.logIn(key); status != http.StatusNoContent {
+		t.Fatal(status)
+	}
 	if err := revoke(r.admin, "ann"); err != nil {
 		t.Fatal(err)
+	}
+	if status := r.browser().logIn(unused); status != http.StatusUnauthorized {
+		t.Errorf("a link from before logs in: %d", status)
+	}
+	if status, text := inBrowser.do(http.MethodPost, "/console/api/watari.v1.ControlService/WhoAmI", "{}"); status != http.StatusUnauthorized {
+		t.Errorf("the web console's session goes on: %d, %s", status, text)
 	}
 	for following.Receive() {
 	}
@@ -515,6 +527,41 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 	}
 	if list, err := bob.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{})); err != nil || len(list.Msg.Clusters) != 1 {
 		t.Errorf("the cluster that was made meanwhile: %v, %v", list, err)
+	}
+}
+
+func TestAnImageThatClustersUseIsNotReplaced(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	ann, _ := r.user("ann", nil)
+	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	list, err := r.admin.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "mpi"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func(name, arguments string) error {
+		image := proto.CloneOf(list.Msg.Images[0])
+		image.Meta, image.Digest, image.KernelArgs = &v1.Meta{Name: name}, "", arguments
+		_, err := r.admin.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+		return err
+	}
+	remove := func(name string) error {
+		_, err := r.admin.RemoveImage(ctx, connect.NewRequest(&v1.RemoveImageRequest{Name: name}))
+		return err
+	}
+	wantCode(t, create("mpi", "other"), connect.CodeFailedPrecondition, "image mpi is used by clusters: md")
+	wantCode(t, remove("mpi"), connect.CodeFailedPrecondition, "image mpi is used by clusters: md")
+	// Under another name the content stays, and the cluster keeps it.
+	if err := errors.Join(create("kept", list.Msg.Images[0].KernelArgs), create("mpi", "other")); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, remove("kept"), connect.CodeFailedPrecondition, "image kept is used by clusters: md")
+	clusters, err := ann.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
+	if err != nil || clusters.Msg.Clusters[0].ImageDigest != list.Msg.Images[0].Digest {
+		t.Errorf("the cluster's image is %v, %v", clusters, err)
 	}
 }
 
@@ -1004,6 +1051,15 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	stranger := watariv1connect.NewControlServiceClient(noCert, r.url)
 	_, err = stranger.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated)
+	// Nor is much of what a stranger sends read before it is refused.
+	_, err = stranger.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: strings.Repeat("x", 5<<10)}))
+	wantCode(t, err, connect.CodeResourceExhausted)
+	output, err := ann.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{Name: "nothing"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	output.Receive()
+	output.Close()
 	if status, text := r.put(noCert, "kernel", "6"); status != http.StatusUnauthorized {
 		t.Errorf("a stranger's upload: %d, %s", status, text)
 	}
@@ -1025,7 +1081,7 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
 	}
 	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
-		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "ListUsers  unauthenticated",
+		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "user ann RunOutput nothing", "ListUsers  unauthenticated",
 		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("not in the log: %q", want)

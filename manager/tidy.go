@@ -82,11 +82,18 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 			add("removed host "+uid, store.Delete(proto.CloneOf(r)))
 		}
 	}
-	for _, r := range oldRuns(snap) {
+	old := oldRuns(snap)
+	for _, r := range old {
 		add("run "+r.Meta.Name, store.Delete(proto.CloneOf(r)))
 	}
-	for i, err := range m.store.Batch(ctx, forget) {
+	errs := m.store.Batch(ctx, forget)
+	for i, err := range errs {
 		m.complain(ctx, "forget "+what[i], err)
+	}
+	for i, r := range old { // they are the last
+		if errs[len(errs)-len(old)+i] == nil {
+			m.complain(ctx, "remove a run's output", os.RemoveAll(filepath.Join(m.runsDir(), r.Meta.Uid)))
+		}
 	}
 }
 

@@ -2800,8 +2800,11 @@ type HostObserved struct {
 	Volumes          []*VolumeObserved `protobuf:"bytes,22,rep,name=volumes,proto3" json:"volumes,omitempty"`                                // that the host has
 	KeepsVolumes     bool              `protobuf:"varint,23,opt,name=keeps_volumes,json=keepsVolumes,proto3" json:"keeps_volumes,omitempty"` // the agent can
 	Paths            []*PathObserved   `protobuf:"bytes,21,rep,name=paths,proto3" json:"paths,omitempty"`                                    // by host: WireGuard's peers, and hosts that were probed
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// instance: random, made when the agent starts and kept in its memory alone. By it the manager knows the same agent in another
+	// session from a copy of the host's disk. Empty: an older agent.
+	Instance      string `protobuf:"bytes,24,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
@@ -2972,6 +2975,13 @@ func (x *HostObserved) GetPaths() []*PathObserved {
 		return x.Paths
 	}
 	return nil
+}
+
+func (x *HostObserved) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 type ConsoleRequest struct {
@@ -3417,7 +3427,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xcc\x06\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xe8\x06\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -3441,7 +3451,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\x123\n" +
 	"\avolumes\x18\x16 \x03(\v2\x19.watari.v1.VolumeObservedR\avolumes\x12#\n" +
 	"\rkeeps_volumes\x18\x17 \x01(\bR\fkeepsVolumes\x12-\n" +
-	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\"s\n" +
+	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\x12\x1a\n" +
+	"\binstance\x18\x18 \x01(\tR\binstance\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +

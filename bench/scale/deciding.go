@@ -17,8 +17,8 @@ const decidingLimit = 10 * time.Second
 // orders to hosts.
 func measureDeciding(hosts, guests int) (latency, error) {
 	w := worldOf(hosts, guests)
-	identity := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
-		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}
+	identity := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}, time.Time{}
 	}
 	c := core.New(core.Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identity})
 	c.Decide(w)

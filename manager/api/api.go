@@ -95,11 +95,22 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxMessage)
 	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
+	control = strangersSayLittle(control)
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
 	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin), connect.WithInterceptors(&auditor{s.AuditLog})))
 	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
 	return s.identify(mux)
+}
+
+// strangersSayLittle bounds what is read of a request of nobody whose certificate is honoured: it is read before it is refused.
+func strangersSayLittle(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if callerOf(r.Context()).kind == "" {
+			r.Body = http.MaxBytesReader(w, r.Body, mostJoin)
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // fail makes an error with a code.

@@ -97,7 +97,9 @@ func imageQuota(c caller, snap *store.Snapshot, more map[string]int64) error {
 		}
 	}
 	had := len(mine)
-	maps.Copy(mine, more)
+	for sum, size := range more {
+		mine[sum] = max(size, mine[sum])
+	}
 	if len(mine)-had > mostUploads {
 		return fmt.Errorf("user %s has %d uploads that no image has; create images of them, or wait until they are removed, which takes an hour", c.name, mostUploads)
 	}

@@ -98,8 +98,7 @@ func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	return info.Size(), false, nil
 }
 
-// Admit counts a blob as the uploader's until the next Collect finds it in use or removed, if room allows all that
-// the uploader then has. room is given their sizes by hex digest, and must not call the store.
+// Admit counts a blob as the uploader's until Collect has removed it, if room allows all that the uploader then has. room is given their sizes by hex digest, and must not call the store.
 func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[string]int64) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +106,10 @@ func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[stri
 	if sizes == nil {
 		sizes = map[string]int64{}
 	}
-	sizes[sum] = size
+	if info, err := os.Stat(s.Path(sum)); err == nil {
+		size = info.Size() // whatever the uploader says
+	}
+	sizes[sum] = max(size, sizes[sum])
 	if err := room(sizes); err != nil {
 		return err
 	}
@@ -287,7 +289,7 @@ func (s *Store) Collect(before time.Time, inUse func() map[string]bool) (freed i
 	}
 	for uploader, sizes := range s.pending {
 		maps.DeleteFunc(sizes, func(sum string, _ int64) bool {
-			return used[sum] || missing(s.Path(sum)) && missing(s.partial(uploader, sum))
+			return missing(s.Path(sum)) && missing(s.partial(uploader, sum))
 		})
 		if len(sizes) == 0 {
 			delete(s.pending, uploader)

@@ -213,7 +213,7 @@ func TestUploadsOfTwoLeaveEachOtherAlone(t *testing.T) {
 	}
 }
 
-func TestWhatAnUploaderHasIsCountedUntilItIsUsedOrRemoved(t *testing.T) {
+func TestWhatAnUploaderHasIsCountedUntilItIsRemoved(t *testing.T) {
 	s, _ := newServer(t)
 	used, unused, never := "used content", "unused content", "content that never came"
 	var seen map[string]int64
@@ -241,7 +241,10 @@ func TestWhatAnUploaderHasIsCountedUntilItIsUsedOrRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	admit(unused)
-	if len(seen) != 1 {
+	if len(seen) != 2 {
 		t.Errorf("counted after the collection: %v", seen)
+	}
+	if err := s.Admit("ann", sumOf([]byte(used)), 1, func(sizes map[string]int64) error { seen = sizes; return nil }); err != nil || seen[sumOf([]byte(used))] != int64(len(used)) {
+		t.Errorf("said to be smaller than it is: %v, %v", seen, err)
 	}
 }

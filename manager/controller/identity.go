@@ -38,19 +38,20 @@ type madeIdentity struct {
 
 // identify makes a guest's identity for an epoch, and keeps it in memory until its certificate is to be renewed; its key
 // is stored nowhere. A manager that restarts makes another identity, which serves as well.
-func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
+func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (identity *v1.Identity, renew time.Time) {
 	key, now := identityKey{g.Meta.Uid, epoch}, time.Now()
 	if made, has := c.identities[key]; has && now.Before(made.renew) {
-		return made.Identity
+		return made.Identity, made.renew
 	}
 	id, err := newIdentity(cluster, g, epoch)
 	if err != nil {
 		c.Log.Error("a guest's identity could not be made", "guest", g.Meta.Name, "error", err)
-		return nil
+		return nil, time.Time{}
 	}
-	c.identities[key] = madeIdentity{id, now.Add(ca.GuestLife / 2)}
+	renew = now.Add(ca.GuestLife / 2)
+	c.identities[key] = madeIdentity{id, renew}
 	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
-	return id
+	return id, renew
 }
 
 // forgetIdentities drops the identities of a deleted guest.

@@ -3,11 +3,14 @@ package controller
 // run_output.go - keeps a run's output in files.
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -19,15 +22,18 @@ import (
 // outputReserve is the disk space that output leaves free, bytes. It exceeds the store's own reserve. Tests change it.
 var outputReserve uint64 = 128 << 20
 
-// errOutputFull: nothing was written. The runner tries again; the guest keeps the output for a while.
-var errOutputFull = errors.New("its output is not kept just now")
+// errDiskFull: nothing was written. The runner tries again; the guest keeps the output for a while.
+var errDiskFull = errors.New("its output is not kept just now, for the manager's disk is full; make room")
+
+// errOverQuota: output was thrown away. The run goes on, and can end.
+var errOverQuota = errors.New("a part of its output is not kept")
 
 // outputs counts the output of users' runs.
 type outputs struct {
 	dir string // Deps.RunsDir
 
 	mu   sync.Mutex
-	used map[string]usedOutput // by the user's name
+	used map[string]usedOutput // by the user's uid
 }
 
 // usedOutput is what a user's runs had written when it was counted, and what they have written since, bytes.
@@ -39,41 +45,45 @@ type usedOutput struct {
 // countEvery is how long a count is used.
 const countEvery = 5 * time.Second
 
-// room returns an error if a user's runs may not write n more bytes, and otherwise counts them. It wraps errOutputFull.
-func (o *outputs) room(s *store.Snapshot, user string, n uint64) error {
+// room returns an error if a run may not write n more bytes, and otherwise counts them as its owner's. It wraps errDiskFull
+// or errOverQuota.
+func (o *outputs) room(s *store.Snapshot, run *v1.Run, n uint64) error {
 	if free, err := store.FreeBytes(o.dir); err == nil && free < outputReserve+n {
-		return fmt.Errorf("%w, for the manager's disk is full; make room", errOutputFull)
+		return errDiskFull
 	}
-	limit := s.Users[user].GetQuota().GetOutputBytes()
-	if limit == 0 {
+	owner := run.GetMeta().GetOwner()
+	limit := s.Users[owner].GetQuota().GetOutputBytes()
+	if limit == 0 || s.Users[owner].Meta.Uid != run.Meta.OwnerUid {
 		return nil
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	used := o.used[user]
+	used := o.used[run.Meta.OwnerUid]
 	if time.Since(used.counted) > countEvery {
-		used = usedOutput{bytes: o.count(s, user), counted: time.Now()}
+		used = usedOutput{bytes: o.count(s, run.Meta.OwnerUid), counted: time.Now()}
 	}
 	fits := used.bytes+n <= limit
 	if fits {
 		used.bytes += n
+	} else {
+		used.bytes = limit // so that what is smaller does not come after what was thrown away, until it is counted again
 	}
-	o.used[user] = used
+	o.used[run.Meta.OwnerUid] = used
 	if !fits {
 		return fmt.Errorf("%w, for the quota of user %s is %s of runs' output; remove runs (`watari run remove`), or have an administrator raise it "+
-			"(`watari quota set %[2]s --run-output ...`)", errOutputFull, user, humanize.IBytes(limit))
+			"(`watari quota set %[2]s --run-output ...`)", errOverQuota, owner, humanize.IBytes(limit))
 	}
 	return nil
 }
 
 // count returns how many bytes a user's runs have written.
-func (o *outputs) count(s *store.Snapshot, user string) (bytes uint64) {
+func (o *outputs) count(s *store.Snapshot, ownerUID string) (bytes uint64) {
 	for _, run := range s.Runs {
-		if run.Meta.Owner != user {
+		if run.Meta.OwnerUid != ownerUID {
 			continue
 		}
-		for _, stream := range streams {
-			if info, err := os.Stat(filepath.Join(o.dir, run.Meta.Uid, stream)); err == nil {
+		for _, name := range streams {
+			if info, err := os.Stat(filepath.Join(o.dir, run.Meta.Uid, name)); err == nil {
 				bytes += uint64(info.Size())
 			}
 		}
@@ -84,16 +94,40 @@ func (o *outputs) count(s *store.Snapshot, user string) (bytes uint64) {
 // streams are the names of the files of a run's output.
 var streams = [2]string{"stdout", "stderr"}
 
-// output is the two files of a run's output.
-type output [2]*os.File
+// output is a run's output.
+type output [2]*stream
+
+// stream is the file of one stream of a run's output. Where the file lacks a part of the stream, and for notes that are in
+// the file alone, it knows how far offsets in the stream are ahead of those in the file.
+type stream struct {
+	file *os.File
+	kept shift
+}
+
+// shift is kept in a file beside the stream's, unless it is zero.
+type shift struct {
+	Ahead    int64 // of offsets in the stream, bytes
+	Dropping bool  // the last part was thrown away, and a note says so
+}
+
+const shiftSuffix = ".shift"
 
 func openOutput(dir string) (o output, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return o, err
 	}
 	for i, name := range streams {
-		o[i], err = os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+		file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 		if err != nil {
+			o.close()
+			return o, err
+		}
+		o[i] = &stream{file: file}
+		text, err := os.ReadFile(file.Name() + shiftSuffix)
+		if err == nil {
+			err = json.Unmarshal(text, &o[i].kept)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			o.close()
 			return o, err
 		}
@@ -102,51 +136,110 @@ func openOutput(dir string) (o output, err error) {
 }
 
 func (o output) close() {
-	for _, f := range o {
-		if f != nil {
-			f.Close()
+	for _, s := range o {
+		if s != nil {
+			s.file.Close()
 		}
 	}
 }
 
-func (o output) size(i int) uint64 {
-	info, err := o[i].Stat()
+// at returns the offset in the stream of what comes next.
+func (s *stream) at() uint64 { return uint64(max(s.size()+s.kept.Ahead, 0)) }
+
+func (s *stream) size() int64 {
+	info, err := s.file.Stat()
 	if err != nil {
 		return 0
 	}
-	return uint64(info.Size())
+	return info.Size()
 }
 
-// write appends a message's output, and skips bytes that the files already have. room says whether more bytes may be
-// written.
-func (o output) write(m *v1.AttachResponse, room func(n uint64) error) error {
-	for i, part := range []struct {
-		data   []byte
-		offset uint64
-	}{{m.Stdout, m.StdoutOffset}, {m.Stderr, m.StderrOffset}} {
-		have := o.size(i)
-		if len(part.data) == 0 || part.offset+uint64(len(part.data)) <= have {
-			continue
-		}
-		data := part.data
-		if part.offset < have {
-			data = data[have-part.offset:]
-		}
-		if err := room(uint64(len(data))); err != nil {
-			return err
-		}
-		if _, err := o[i].Write(data); err != nil {
-			return err
-		}
+// keep changes the shift.
+func (s *stream) keep(kept shift) error {
+	text, err := json.Marshal(kept)
+	if err != nil {
+		return err
 	}
+	path := s.file.Name() + shiftSuffix
+	if err := os.WriteFile(path+".part", text, 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".part", path); err != nil {
+		return err
+	}
+	s.kept = kept
 	return nil
 }
 
-// cut cuts the files to at most so many bytes.
+// write appends a message's output, and skips bytes that the files already have. room says whether more bytes may be
+// written; what exceeds the quota is thrown away, and errOverQuota returned.
+func (o output) write(m *v1.AttachResponse, room func(n uint64) error) error {
+	over := o[0].write(m.Stdout, m.StdoutOffset, room)
+	if over != nil && !errors.Is(over, errOverQuota) {
+		return over
+	}
+	if err := o[1].write(m.Stderr, m.StderrOffset, room); err != nil {
+		return err
+	}
+	return over
+}
+
+func (s *stream) write(data []byte, offset uint64, room func(n uint64) error) error {
+	at := s.at()
+	if len(data) == 0 || offset+uint64(len(data)) <= at {
+		return nil
+	}
+	if offset < at {
+		data = data[at-offset:]
+	}
+	kept := s.kept
+	if offset > at { // the guest has dropped what was between
+		kept.Ahead += int64(offset - at)
+	}
+	over := room(uint64(len(data)))
+	if over != nil && !errors.Is(over, errOverQuota) {
+		return over
+	}
+	if over != nil {
+		kept.Ahead += int64(len(data))
+		data = nil
+		if !kept.Dropping {
+			data = []byte("\n[watari: " + over.Error() + "]\n")
+			kept.Ahead -= int64(len(data))
+		}
+	}
+	if kept.Dropping = over != nil; kept != s.kept {
+		if err := s.keep(kept); err != nil {
+			return full(err)
+		}
+	}
+	if _, err := s.file.Write(data); err != nil {
+		return full(err)
+	}
+	return over
+}
+
+// full gives an error of a full disk its name.
+func full(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return errDiskFull
+	}
+	return err
+}
+
+// cut cuts the files to what they have of so many bytes of the streams.
 func (o output) cut(stdout, stderr uint64) error {
 	for i, most := range []uint64{stdout, stderr} {
-		if o.size(i) > most {
-			if err := o[i].Truncate(int64(most)); err != nil {
+		s := o[i]
+		if s.at() <= most {
+			continue
+		}
+		size := max(int64(most)-s.kept.Ahead, 0)
+		if err := s.file.Truncate(size); err != nil {
+			return err
+		}
+		if kept := (shift{Ahead: int64(most) - size}); kept != s.kept {
+			if err := s.keep(kept); err != nil {
 				return err
 			}
 		}

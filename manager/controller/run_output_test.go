@@ -2,10 +2,10 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	v1 "watari/api/watariv1"
@@ -19,20 +19,21 @@ func TestOutputIsKeptOnceAndLeavesRoomOnTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.close()
+	run := &v1.Run{Meta: &v1.Meta{Name: "md-run-1", Uid: "uid", Owner: "ann", OwnerUid: "u1"}}
 	s := &store.Snapshot{
-		Users: map[string]*v1.User{"ann": {Meta: &v1.Meta{Name: "ann"}, Quota: &v1.Quota{OutputBytes: 10}}},
-		Runs:  map[string]*v1.Run{"md-run-1": {Meta: &v1.Meta{Name: "md-run-1", Uid: "uid", Owner: "ann"}}},
+		Users: map[string]*v1.User{"ann": {Meta: &v1.Meta{Name: "ann", Uid: "u1"}, Quota: &v1.Quota{OutputBytes: 10}}},
+		Runs:  map[string]*v1.Run{"md-run-1": run},
 	}
 	all := outputs{dir: dir, used: map[string]usedOutput{}}
 	write := func(offset uint64, text string) error {
-		return out.write(&v1.AttachResponse{Stdout: []byte(text), StdoutOffset: offset}, func(n uint64) error { return all.room(s, "ann", n) })
+		return out.write(&v1.AttachResponse{Stdout: []byte(text), StdoutOffset: offset}, func(n uint64) error { return all.room(s, run, n) })
 	}
 	if err := write(0, "one "); err != nil {
 		t.Fatal(err)
 	}
 	reserve := outputReserve
 	outputReserve = math.MaxUint64 / 2
-	if err := write(4, "two"); !errors.Is(err, errOutputFull) {
+	if err := write(4, "two"); !errors.Is(err, errDiskFull) {
 		t.Errorf("on a full disk: %v", err)
 	}
 	if err := write(0, "one "); err != nil {
@@ -42,10 +43,64 @@ func TestOutputIsKeptOnceAndLeavesRoomOnTheDisk(t *testing.T) {
 	if err := write(2, "e two"); err != nil {
 		t.Fatal(err)
 	}
-	if err := write(7, " three"); !errors.Is(err, errOutputFull) || !strings.Contains(err.Error(), "quota of user ann is 10 B") {
-		t.Errorf("beyond the quota: %v", err)
-	}
 	if kept, err := os.ReadFile(filepath.Join(dir, "uid", "stdout")); string(kept) != "one two" {
 		t.Errorf("kept %q, %v", kept, err)
 	}
+}
+
+func TestOutputThatIsNotKeptMovesNothing(t *testing.T) {
+	dir := t.TempDir()
+	open := func() output {
+		out, err := openOutput(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	out := open()
+	left := uint64(0)
+	write := func(offset uint64, text string) error {
+		return out.write(&v1.AttachResponse{Stdout: []byte(text), StdoutOffset: offset}, func(n uint64) error {
+			if n > left {
+				return fmt.Errorf("%w: full", errOverQuota)
+			}
+			left -= n
+			return nil
+		})
+	}
+	const note = "\n[watari: a part of its output is not kept: full]\n"
+	for n, step := range []struct {
+		left   uint64
+		offset uint64
+		text   string
+		over   bool
+		at     uint64
+		kept   string
+	}{
+		{10, 0, "0123", false, 4, "0123"},
+		{2, 4, "4567", true, 8, "0123" + note},
+		{2, 8, "89ab", true, 12, "0123" + note},           // one note for all that is thrown away
+		{2, 8, "89ab", false, 12, "0123" + note},          // nothing comes twice
+		{10, 10, "abcd", false, 14, "0123" + note + "cd"}, // there is room again
+		{10, 20, "kl", false, 22, "0123" + note + "cdkl"}, // the guest has dropped six bytes
+		{10, 18, "ijkl", false, 22, "0123" + note + "cdkl"},
+	} {
+		left = step.left
+		if err := write(step.offset, step.text); errors.Is(err, errOverQuota) != step.over || err != nil && !step.over {
+			t.Errorf("step %d: %v", n, err)
+		}
+		out.close()
+		out = open() // as after a restart
+		if kept, err := os.ReadFile(filepath.Join(dir, "stdout")); string(kept) != step.kept || out[0].at() != step.at {
+			t.Errorf("step %d: kept %q up to %d, %v", n, kept, out[0].at(), err)
+		}
+	}
+	// A restored process has written 21 bytes, and writes on from there.
+	if err := out.cut(21, 0); err != nil || out[0].at() != 21 {
+		t.Errorf("cut to %d, %v", out[0].at(), err)
+	}
+	if err := out.cut(1, 0); err != nil || out[0].at() != 1 {
+		t.Errorf("cut to %d, %v", out[0].at(), err)
+	}
+	out.close()
 }

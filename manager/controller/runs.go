@@ -226,7 +226,7 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	stream := client.Attach(ctx)
-	if err := stream.Send(&v1.AttachRequest{Id: r.uid, StdoutOffset: out.size(0), StderrOffset: out.size(1)}); err != nil {
+	if err := stream.Send(&v1.AttachRequest{Id: r.uid, StdoutOffset: out[0].at(), StderrOffset: out[1].at()}); err != nil {
 		return false, err
 	}
 	if err := stream.CloseRequest(); err != nil {
@@ -242,12 +242,14 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 			return false, err
 		}
 		err = out.write(m, r.room)
-		full := ""
-		if errors.Is(err, errOutputFull) {
-			full = err.Error()
+		if len(m.Stdout)+len(m.Stderr) > 0 || m.Ended != nil {
+			lacking := ""
+			if errors.Is(err, errDiskFull) || errors.Is(err, errOverQuota) {
+				lacking = err.Error()
+			}
+			r.tell(func(seen *core.RunSeen) { seen.Message = lacking })
 		}
-		r.tell(func(seen *core.RunSeen) { seen.Message = full })
-		if err != nil {
+		if err != nil && !errors.Is(err, errOverQuota) {
 			return false, fmt.Errorf("keep the output of run %s: %w", r.name, err)
 		}
 		if m.Ended != nil {
@@ -264,7 +266,11 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 // room is an error if the run's output may not grow by n bytes.
 func (r *runner) room(n uint64) error {
 	s := r.c.Store.Snapshot()
-	return r.c.outputs.room(s, s.Runs[r.name].GetMeta().GetOwner(), n)
+	run := s.Runs[r.name]
+	if run == nil || run.Meta.Uid != r.uid {
+		return nil
+	}
+	return r.c.outputs.room(s, run, n)
 }
 
 // rewind cuts the run's files to what its process has written.

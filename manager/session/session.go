@@ -4,6 +4,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -66,7 +67,7 @@ type session struct {
 	id     ca.Identity
 	name   string // of the host
 	key    []byte // hash of the host's public key
-	boot   string // of the host, as its last report says
+	from   string // whose session it is, as its last report says: an instance of an agent, or the host's boot
 	waits  bool   // people were told that another session has to end first
 	conn   *tls.Conn
 	client *http.Client
@@ -165,23 +166,23 @@ func (s *Sessions) begin(ses *session) error {
 	return nil
 }
 
-// takeOver makes ses the host's session, and reports whether it is. An earlier session ends if it is from the same boot and has the same
-// key. Otherwise it may be that of the host itself, and ses that of a copy of the host's disk: then the earlier one stays until it ends
-// by itself. s.mu is held.
-func (s *Sessions) takeOver(ses *session, boot string) bool {
+// takeOver makes ses the host's session, and reports whether it is. An earlier session ends if it is from the same instance of the agent,
+// and has the same key. Otherwise it may be that of the host itself, and ses that of a copy of the host's disk: then the earlier one stays
+// until it ends by itself, as that of an agent does that was started anew. s.mu is held.
+func (s *Sessions) takeOver(ses *session, from string) bool {
 	if !s.open[ses] {
 		return false // it was closed meanwhile
 	}
 	h := s.host(ses.name)
-	ses.boot = boot
+	ses.from = from
 	before := h.session
 	if before == ses {
 		return true
 	}
-	if before != nil && (before.boot != ses.boot || !bytes.Equal(before.key, ses.key)) {
+	if before != nil && (before.from != ses.from || !bytes.Equal(before.key, ses.key)) {
 		if !ses.waits {
 			ses.waits = true
-			err := fmt.Errorf("host %s is connected from %s, in another boot or with another key: this session waits until that one ends", ses.name, before.conn.RemoteAddr())
+			err := fmt.Errorf("host %s is connected from %s, by another agent or with another key: this session waits until that one ends", ses.name, before.conn.RemoteAddr())
 			s.Log.Warn("two machines connect as one host", "host", ses.name, "address", ses.conn.RemoteAddr().String(), "reason", err)
 			go s.tell(ses, err)
 		}
@@ -208,7 +209,7 @@ func (s *Sessions) tell(ses *session, err error) {
 // close closes a session. s.mu is held.
 func (s *Sessions) close(ses *session) {
 	delete(s.open, ses)
-	ses.conn.Close()
+	ses.conn.NetConn().Close() // closing TLS would wait for the other end
 }
 
 // closeAll closes the sessions of a host; of all, if host is empty. s.mu is held.
@@ -368,6 +369,8 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 
 // received stores a report, and wakes the subscribers if it shows a change.
 func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
+	from := cmp.Or(observed.Instance, "boot "+observed.GetInfo().GetBootId()) // an older agent has no instance
+	observed.Instance = ""                                                    // it is a secret
 	boundLoad(observed.Load)
 	fixed, err := withoutFigures(observed)
 	s.mu.Lock()
@@ -378,7 +381,7 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 		fixed, err = withoutFigures(observed)
 	}
 	s.mu.Lock()
-	if !s.takeOver(ses, observed.GetInfo().GetBootId()) {
+	if !s.takeOver(ses, from) {
 		s.mu.Unlock()
 		return
 	}

@@ -99,6 +99,7 @@ type fakeAgent struct {
 	protocol uint32
 	samples  []*v1.HostSample
 	boot     string
+	instance string
 	repeats  bool // it reports again and again, and hears nothing
 }
 
@@ -106,7 +107,7 @@ func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.Host
 	if f.first != nil {
 		f.first()
 	}
-	report := &v1.HostObserved{Info: &v1.HostInfo{BootId: f.boot}, Protocol: f.protocol}
+	report := &v1.HostObserved{Info: &v1.HostInfo{BootId: f.boot}, Protocol: f.protocol, Instance: f.instance}
 	if err := stream.Send(report); err != nil {
 		return err
 	}
@@ -355,7 +356,7 @@ func TestNewestSessionWins(t *testing.T) {
 	<-f.told
 }
 
-// copyOf returns an agent in a boot.
+// copyOf returns another agent, which says that it is in a boot.
 func copyOf(boot string) *fakeAgent {
 	f := newFakeAgent()
 	f.boot, f.repeats = boot, true
@@ -370,13 +371,15 @@ func TestACopyOfAHostWaits(t *testing.T) {
 	config, other := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	first, cancel := context.WithCancel(t.Context())
 	f := newFakeAgent()
+	f.instance = "one"
 	go hostlink.Dial(first, l.url, config, f.handler())
 	l.await("the first connects", l.connected("a1"))
 	if err := <-told; err != nil {
 		t.Fatal(err)
 	}
 	_, since, _ := l.sessions.Observed("a1")
-	for boot, config := range map[string]*tls.Config{"another boot": config, "b1": other} {
+	for boot, config := range map[string]*tls.Config{"another boot": config, "b1": config, "b1, with another key": other} {
+		boot, _, _ := strings.Cut(boot, ",")
 		copied, end := context.WithCancel(t.Context())
 		go hostlink.Dial(copied, l.url, config, copyOf(boot).handler())
 		if err := <-told; err == nil || !strings.Contains(err.Error(), "waits until that one ends") {
@@ -389,6 +392,9 @@ func TestACopyOfAHostWaits(t *testing.T) {
 	}
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1})
 	<-f.told
+	if report, _, _ := l.sessions.Observed("a1"); report.Instance != "" {
+		t.Error("others can see by what the agent is known")
+	}
 	go hostlink.Dial(t.Context(), l.url, config, copyOf("another boot").handler())
 	if err := <-told; err == nil {
 		t.Fatal("the copy did not wait")

@@ -1,0 +1,94 @@
+package main
+
+// profile.go - where the processors' time goes while guests move.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/procfs"
+)
+
+// phase is what happened during a part of the benchmark.
+type phase struct {
+	Seconds float64            `json:"seconds"`
+	Busy    float64            `json:"busy"`     // processors that were not idle, on average
+	CPU     map[string]float64 `json:"cpu_s"`    // by program; processes that lived for less than sampleEvery are missing
+	ByKind  string             `json:"programs"` // the same for people
+}
+
+// sampleEvery is how often the processes are looked at, so that what those have used that end meanwhile is known.
+const sampleEvery = 200 * time.Millisecond
+
+// profiled runs do and returns how long it took and what the processors did.
+func profiled(do func() error) (p phase, err error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return p, err
+	}
+	before, err := fs.Stat()
+	if err != nil {
+		return p, err
+	}
+	first, last := map[int]process{}, map[int]process{}
+	look(first)
+	maps.Copy(last, first)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(sampleEvery):
+				look(last)
+			}
+		}
+	}()
+	begun := time.Now()
+	err = do()
+	p.Seconds = time.Since(begun).Seconds()
+	close(stop)
+	<-stopped
+	look(last)
+	after, statErr := fs.Stat()
+	if err = cmp.Or(err, statErr); err != nil {
+		return p, err
+	}
+	b, a := before.CPUTotal, after.CPUTotal
+	p.Busy = (a.User + a.Nice + a.System + a.IRQ + a.SoftIRQ - b.User - b.Nice - b.System - b.IRQ - b.SoftIRQ) / p.Seconds
+	p.CPU = map[string]float64{}
+	for pid, now := range last {
+		p.CPU[now.name] += now.cpu - first[pid].cpu
+	}
+	maps.DeleteFunc(p.CPU, func(_ string, s float64) bool { return s < p.Seconds/100 })
+	names := slices.SortedFunc(maps.Keys(p.CPU), func(x, y string) int { return int(1000 * (p.CPU[y] - p.CPU[x])) })
+	var words []string
+	for _, name := range names {
+		words = append(words, fmt.Sprintf("%s %.2f s", name, p.CPU[name]))
+	}
+	p.ByKind = strings.Join(words, ", ")
+	return p, nil
+}
+
+type process struct {
+	name string
+	cpu  float64 // s
+}
+
+// look notes what each process has used so far. Earlier entries of processes that have ended stay.
+func look(at map[int]process) {
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return
+	}
+	for _, p := range all {
+		if stat, err := p.Stat(); err == nil {
+			at[p.PID] = process{stat.Comm, stat.CPUTime()}
+		}
+	}
+}
