@@ -81,6 +81,7 @@ type checkpointKeeper struct {
 	copies   map[fileKey]*volumeCopy // the same, of volumes
 	files    map[fileKey]savedFile
 	fetching map[fileKey]context.CancelFunc
+	noRoom   map[fileKey]error // why a file is not fetched now: this host has no room for it
 	verified map[fileKey]*verified
 
 	verifies sync.Mutex // held while a file is verified
@@ -88,7 +89,7 @@ type checkpointKeeper struct {
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, verified: map[fileKey]*verified{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, noRoom: map[fileKey]error{}, verified: map[fileKey]*verified{}}
 	k.load()
 	return k
 }
@@ -213,9 +214,15 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 			backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0),
 			backoff.WithNotify(func(err error, _ time.Duration) {
 				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				if delete(k.noRoom, key); errors.Is(err, checkpoint.ErrNoRoom) {
+					k.noRoom[key] = err
+				}
 			}))
 		k.mu.Lock()
 		delete(k.fetching, key)
+		delete(k.noRoom, key)
 		if err == nil {
 			k.files[key] = wanted
 		}
@@ -408,6 +415,10 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 	for _, f := range keys {
 		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
 	}
+	states := int64(min(len(chain), 2)) // of a chain, the state before is on disk, too
+	if free, spare := k.room(); free < states*int64(from.File.GetStateBytes())+spare {
+		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
+	}
 	err = checkpoint.Read(ctx, chain, identity, to)
 	var damage *checkpoint.DamagedError
 	if errors.As(err, &damage) {
@@ -439,6 +450,18 @@ func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
 	return !slices.ContainsFunc(chainOf(from, uid), func(n neededFile) bool { return !validUID(n.key.checkpoint) || k.files[n.key].File != n.file })
 }
 
+// lacksRoom returns why a file from which a guest is restored does not fit on this host; nil: nothing says so.
+func (k *checkpointKeeper) lacksRoom(from *v1.RestoreOrder, uid string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, n := range chainOf(from, uid) {
+		if err := k.noRoom[n.key]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // awaitFile waits until the file from which a guest is restored is here.
 func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, step func(string)) error {
 	if k.agent.config.Saver == nil {
@@ -448,6 +471,9 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 	for {
 		if k.has(w.Restore, w.Uid) {
 			return nil
+		}
+		if err := k.lacksRoom(w.Restore, w.Uid); err != nil {
+			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may have room
 		}
 		select {
 		case <-ctx.Done():

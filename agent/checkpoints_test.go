@@ -6,9 +6,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"filippo.io/age"
 
 	"watari/agent/checkpoint"
 	v1 "watari/api/watariv1"
@@ -175,5 +178,30 @@ func TestNamesThatLeaveTheFolderAreRefused(t *testing.T) {
 	}
 	if list := k.report(); len(list) != 0 {
 		t.Errorf("reported is %v", list)
+	}
+}
+
+// A guest is not restored on a host that has no room for its file: another one may have room.
+func TestAHostWithoutRoomForACheckpointRefusesTheGuest(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	k.agent.config.Saver = struct{ Saver }{}
+	file := &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:x", Size: 1 << 60}, StateBytes: 1 << 60}
+	k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Epoch: 7, Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP, File: file}})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*fetchAgain)
+	defer cancel()
+	order := &v1.RestoreOrder{CheckpointId: "c", File: file}
+	var refused *refusedError
+	err := k.awaitFile(ctx, &v1.GuestWanted{Uid: "guest", Restore: order}, func(string) {})
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "the disk has") {
+		t.Errorf("it waits for its file: %v", err)
+	}
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	order.Key = key.String()
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := k.read(ctx, order, "guest", plain); !errors.Is(err, checkpoint.ErrNoRoom) {
+		t.Errorf("its state, which does not fit, is written: %v", err)
 	}
 }

@@ -105,9 +105,6 @@ func (k *checkpointKeeper) try(ctx context.Context, key fileKey, guest string, t
 	if !k.has(trial.Restore, key.guest) {
 		return errors.New("its files are no longer here")
 	}
-	if free, spare := k.room(); free < 2*int64(trial.Restore.File.GetStateBytes())+spare {
-		return fmt.Errorf("%w for its state: the disk has %d MiB free", checkpoint.ErrNoRoom, free>>20)
-	}
 	k.log.Info("a guest is restored on trial", "checkpoint", key.checkpoint, "guest", guest)
 	files, err := a.images.Ensure(ctx, trial.Image, func(string) {})
 	if err != nil {

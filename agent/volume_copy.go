@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"filippo.io/age"
 
@@ -109,7 +110,7 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 		return f, err
 	}
 	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN)
-	path, err := made.Wait(ctx)
+	path, err := c.whole(ctx, made, spare/2)
 	if err != nil {
 		return f, err
 	}
@@ -123,6 +124,34 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 		checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare, Layout: checkpoint.Disk, Base: c.base})
 	return f, err
 }
+
+// whole waits until a copy is whole. It gives up when the disk has less than low bytes free: QEMU fails the guest's writes, and not the
+// copy, if what they are about to overwrite cannot be copied.
+func (c *volumeCopy) whole(ctx context.Context, made *volume.Copy, low int64) (path string, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		ticker := time.NewTicker(roomLook)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			if free, _ := c.keeper.room(); free < low {
+				cancel(fmt.Errorf("%w: the disk has only %d MiB free", checkpoint.ErrNoRoom, free>>20))
+			}
+		}
+	}()
+	if path, err = made.Wait(ctx); err != nil && errors.Is(context.Cause(ctx), checkpoint.ErrNoRoom) {
+		err = context.Cause(ctx)
+	}
+	return path, err
+}
+
+// roomLook is how often the free space is looked at while a volume is copied.
+const roomLook = 200 * time.Millisecond
 
 // disk returns a volume of this host that is served, and QEMU's user.
 func (k *volumeKeeper) disk(uid string) (*volume.Disk, volume.User, error) {

@@ -266,6 +266,14 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 		if err == nil {
 			err = disk.Serve(ctx, user)
 		}
+		if err == nil && v.facts.Seal == nil && w.Facts.GetSeal() != nil && v.facts.Generation == w.Facts.GetGeneration() {
+			var sealed volume.Facts
+			if sealed, err = volume.Seal(k.folder, w.Uid, v.facts, w.Facts.Seal); err == nil {
+				k.mu.Lock()
+				v.facts = sealed
+				k.mu.Unlock()
+			}
+		}
 	}
 	if ctx.Err() != nil {
 		return
@@ -314,7 +322,8 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 }
 
 func volumeFacts(f *v1.VolumeFacts) volume.Facts {
-	return volume.Facts{Name: f.GetName(), Owner: f.GetOwner(), OwnerUID: f.GetOwnerUid(), SizeBytes: f.GetSizeBytes(), Generation: f.GetGeneration()}
+	return volume.Facts{Name: f.GetName(), Owner: f.GetOwner(), OwnerUID: f.GetOwnerUid(), SizeBytes: f.GetSizeBytes(), Generation: f.GetGeneration(),
+		Seal: f.GetSeal()}
 }
 
 // open listens at the socket of a guest's volume.
@@ -469,7 +478,8 @@ func (k *volumeKeeper) report() (list []*v1.VolumeObserved) {
 	defer k.mu.Unlock()
 	for uid, v := range k.held {
 		o := &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message,
-			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes, Generation: v.facts.Generation}}
+			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes, Generation: v.facts.Generation,
+				Seal: v.facts.Seal}}
 		if n := len(v.facts.Restored); n > 0 {
 			o.Restored = v.facts.Restored[n-1]
 		}

@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/hkdf"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
@@ -50,6 +51,26 @@ func VerifyMessage(authority *x509.Certificate, context string, message, signatu
 		return ErrSignature
 	}
 	return nil
+}
+
+// MAC returns a message's HMAC-SHA256 with a key that is derived from the authority's. Equal calls have equal results. Messages of
+// different kinds need different contexts.
+func (a *Authority) MAC(context string, message []byte) ([]byte, error) {
+	own, ok := a.key.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, errors.New("the authority's key is of a kind that no key can be derived from")
+	}
+	secret, err := own.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	key, err := hkdf.Key(sha256.New, secret, nil, "watari mac "+context, sha256.Size)
+	if err != nil {
+		return nil, err
+	}
+	h := hmac.New(sha256.New, key)
+	h.Write(message)
+	return h.Sum(nil), nil
 }
 
 // Certificate is the authority's certificate.

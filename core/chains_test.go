@@ -116,7 +116,7 @@ func TestWhatANewFileBuildsOn(t *testing.T) {
 		h.builds(names...)
 		try.change(h)
 		g := h.objects.Guests["md-0"]
-		h.objects.Checkpoints["new"] = &v1.Checkpoint{Meta: &v1.Meta{Name: "new", Uid: "uid-new", Created: timestamppb.New(h.now)}, Cluster: "md", ClusterUid: "uid-md",
+		h.objects.Checkpoints["md-c99"] = &v1.Checkpoint{Meta: &v1.Meta{Name: "md-c99", Uid: "uid-new", Created: timestamppb.New(h.now)}, Cluster: "md", ClusterUid: "uid-md",
 			State: v1.CheckpointState_CHECKPOINT_STATE_PREPARING, Members: []*v1.CheckpointMember{{Guest: "md-0", GuestUid: g.Meta.Uid, Host: "a1", Epoch: 1}}}
 		got := "no order"
 		for _, w := range h.pass(time.Second)["a1"].GetCheckpoints() {

@@ -154,6 +154,9 @@ func (p *pass) checkpoints() {
 func (p *pass) deleteCheckpoint(c *v1.Checkpoint) {
 	var change Change
 	change.write(Delete, proto.CloneOf(c))
+	if of := originOf(p.Objects, c); of != nil {
+		change.write(Expect, of) // it may be going back to this checkpoint meanwhile
+	}
 	if c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "deleted")
 	}
@@ -282,6 +285,9 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 		c.StoodMs = max(c.StoodMs, r.GetStoodMs())
 		if r.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 			m.File = fileOnly(r.File)
+			if limit := p.stateLimit(m, m == c.Volume); limit > savedState { // whatever its host says, another one writes no more
+				m.File.StateBytes = min(m.File.StateBytes, limit)
+			}
 			m.File.Hosts = []string{m.Host}
 		}
 	}
@@ -403,9 +409,10 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	return newer >= keep
 }
 
-// compareCheckpoints orders checkpoints by age, the oldest first.
+// compareCheckpoints orders the checkpoints of a cluster or volume by age, the oldest first. The numbers in their names grow whatever
+// the manager's clock does.
 func compareCheckpoints(a, b *v1.Checkpoint) int {
-	return cmp.Or(a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
+	return cmp.Or(cmp.Compare(checkpointNumber(a), checkpointNumber(b)), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
 // latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored, and is older than another; nil: none.
@@ -448,8 +455,8 @@ func (p *pass) plannedOf(of origin, ready func() bool) {
 	}
 	last := of.GetMeta().Created.AsTime()
 	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
-		if c.Ended.AsTime().After(last) {
-			last = c.Ended.AsTime()
+		if ended := c.Ended.AsTime(); ended.After(last) && !ended.After(p.Now) { // the clock may have been set back since
+			last = ended
 		}
 	}
 	if due := last.Add(every); p.Now.Before(due) {
@@ -476,6 +483,16 @@ func newCheckpoint(s *Objects, of origin, reason string) *v1.Checkpoint {
 		c.Cluster, c.ClusterUid = meta.Name, meta.Uid
 	}
 	return c
+}
+
+// checkpointNumber returns the number at the end of a checkpoint's name; 0: it has none.
+func checkpointNumber(c *v1.Checkpoint) int {
+	name := c.Meta.Name
+	n, err := strconv.Atoi(strings.TrimLeft(name[strings.LastIndexByte(name, '-')+1:], "cs"))
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // nextCheckpointName returns a name that follows those of all checkpoints of the cluster or volume, so that a later one has a higher number.
@@ -551,11 +568,7 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 			return nil
 		}
 		w.Recipient = c.Recipient
-		state := p.Guests[m.Guest].GetShape().GetMemoryBytes()
-		if w.Volume {
-			state = p.Volumes[m.Guest].GetSizeBytes()
-		}
-		w.Limit = state + state/checkpointSlack + savedState
+		w.Limit = p.stateLimit(m, w.Volume)
 		w.Base = p.buildsOn(c, m)
 		return w
 	case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
@@ -567,6 +580,15 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 		return w
 	}
 	return nil
+}
+
+// stateLimit returns how large the state of a guest, or of a volume, and its file may be, bytes.
+func (p *pass) stateLimit(m *v1.CheckpointMember, isVolume bool) uint64 {
+	state := p.Guests[m.Guest].GetShape().GetMemoryBytes()
+	if isVolume {
+		state = p.Volumes[m.Guest].GetSizeBytes()
+	}
+	return state + state/checkpointSlack + savedState
 }
 
 // savedState bounds the state of a guest's devices in a checkpoint, bytes.

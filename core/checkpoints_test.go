@@ -181,3 +181,16 @@ func (h *household) releaseAll() {
 	}
 	h.objects = h.objects.Apply(c)
 }
+
+func TestCheckpointsAreOrderedByTheirNumbersWhateverTheClockSays(t *testing.T) {
+	at := func(name string, age time.Duration) *v1.Checkpoint {
+		return &v1.Checkpoint{Meta: &v1.Meta{Name: name, Created: timestamppb.New(time.Unix(1e9, 0).Add(-age))}}
+	}
+	older, newer := at("md-c9", 0), at("md-c10", time.Hour) // the clock was set back in between
+	if compareCheckpoints(older, newer) >= 0 {
+		t.Error("the later one counts as the older one")
+	}
+	if s := at("my-home-s12", 0); checkpointNumber(s) != 12 || checkpointNumber(at("old", 0)) != 0 || checkpointNumber(at("a-b", 0)) != 0 {
+		t.Error("numbers")
+	}
+}

@@ -76,6 +76,10 @@ type Config struct {
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
+	// Seal returns the seal of what a host is told about a volume (VolumeFacts.seal), and Sealed reports whether facts have theirs.
+	// What a host reports of a volume that the store does not know there is believed only with its seal. nil: there are no seals.
+	Seal   func(host, uid string, facts *v1.VolumeFacts) []byte
+	Sealed func(host, uid string, facts *v1.VolumeFacts) bool
 	// FenceAfter is how long a host with guests may be out of reach before it is switched off; 0: nothing can do that.
 	FenceAfter time.Duration
 	// Hurry divides the times that abstract clusters wait before guests move; 0 and 1: as they are. A simulation is short.

@@ -125,6 +125,7 @@ func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices Rec
 	r.missing(byUID)
 	r.migrations()
 	r.checkpoints()
+	r.restores()
 	r.checkKeep()
 	slices.SortFunc(r.plan.Guests, func(a, b RecoveredGuest) int {
 		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Uid, b.Uid), cmp.Compare(a.Host, b.Host))
@@ -505,6 +506,35 @@ func (r *recovery) checkpoints() {
 		c.State, c.Message = v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the manager's state was put back from an older copy"
 		r.plan.Checkpoints = append(r.plan.Checkpoints, c)
 	}
+}
+
+// restores ends the restores of clusters whose guests run: the state would have them all ended. They went on after it was
+// written. A cluster of which nothing runs, such as a suspended one, is restored as the state says.
+func (r *recovery) restores() {
+	for _, name := range slices.Sorted(maps.Keys(r.objects.Clusters)) {
+		c := r.objects.Clusters[name]
+		if !restoring(c) || !r.runs(c) {
+			continue
+		}
+		made := r.planned(c.Meta.GetUid())
+		if made == nil {
+			row := &v1.ClusterRecovery{Cluster: name, Uid: c.Meta.GetUid(), Owner: c.Meta.Owner, Guests: c.Spec.GetGuests()}
+			r.plan.Clusters = append(r.plan.Clusters, RecoveredCluster{row, proto.CloneOf(c)})
+			made = &r.plan.Clusters[len(r.plan.Clusters)-1]
+		}
+		made.Object.Restore.State, made.Object.Restore.Message = v1.RestoreState_RESTORE_STATE_FAILED, "the manager's state was put back from an older copy"
+		made.Notes = append(made.Notes, "it was being restored when the copy of the state was made, and has run since")
+	}
+}
+
+// runs reports whether a copy of a guest of a cluster of the state may run.
+func (r *recovery) runs(c *v1.Cluster) bool {
+	for _, g := range r.objects.Guests {
+		if g.Cluster == c.Meta.Name && slices.ContainsFunc(r.copies[g.Meta.GetUid()], func(copy guestCopy) bool { return mayRun(copy.seen) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkKeep refuses choices about unknown guests or hosts, because they may be misspelt.

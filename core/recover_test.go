@@ -500,3 +500,25 @@ func TestAGuestThatWasBeingRemovedIsNotStarted(t *testing.T) {
 		t.Error(g)
 	}
 }
+
+func TestARecoveryDoesNotEndAClusterThatWasBeingRestoredWhenTheCopyWasMade(t *testing.T) {
+	for name, running := range map[string]bool{"its guests run": true, "it is suspended": false} {
+		o := NoObjects()
+		o.Hosts["a1"] = &v1.Host{Meta: &v1.Meta{Name: "a1", Uid: "a1"}, Info: &v1.HostInfo{BootId: "boot"}}
+		o.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "md", Revision: 5}, Spec: &v1.ClusterSpec{Guests: 1}, Prefix: "10.77.1.0/24",
+			Restore: &v1.Restore{Checkpoint: "md-c1", State: v1.RestoreState_RESTORE_STATE_ENDING}}
+		o.Guests["md-0"] = &v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "md-0", Revision: 6}, Cluster: "md", Address: "10.77.1.10", LastEpoch: 3}
+		report := &v1.HostObserved{Info: o.Hosts["a1"].Info}
+		if running {
+			report.Guests = []*v1.GuestObserved{{Uid: "md-0", Name: "md-0", Epoch: 9, BootId: "boot", Process: true, Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}
+		}
+		plan := Recovery(o, map[string]*v1.HostObserved{"a1": report}, RecoveryChoices{})
+		ended := len(plan.Clusters) == 1 && plan.Clusters[0].Known() && plan.Clusters[0].Object.Restore.State == v1.RestoreState_RESTORE_STATE_FAILED
+		if ended != running || !running && len(plan.Clusters) > 0 {
+			t.Errorf("%s: clusters %v", name, plan.Clusters)
+		}
+		if o.Clusters["md"].Restore.State != v1.RestoreState_RESTORE_STATE_ENDING {
+			t.Errorf("%s: the state was altered", name)
+		}
+	}
+}

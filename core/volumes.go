@@ -53,6 +53,9 @@ func (p *pass) adoptVolumes() {
 		}
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
+			if !p.sealed(host, o) {
+				continue
+			}
 			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) {
 				p.adoptHost(v, host, f.GetGeneration())
 			}
@@ -71,6 +74,11 @@ func (p *pass) adoptVolumes() {
 			p.propose("volume/"+name, c)
 		}
 	}
+}
+
+// sealed reports whether the manager has told a host what it reports of a volume. Any host could say that it has any volume.
+func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
+	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())
 }
 
 // adoptHost notes that a volume has got another host, which the store has forgotten: an older copy of it was put back.
@@ -239,7 +247,7 @@ func (p *pass) volumePutBack(c *Change, v, update *v1.Volume) bool {
 		c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "is back at snapshot %s, on host %s", v.Restore.Checkpoint, v.Host)
 	case from == nil || from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		why := cmp.Or(from.GetMessage(), "the snapshot was deleted")
-		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen == nil { // the host that was to get it has not
+		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && !seen.GetReady() { // the host that was to get it has not
 			host := p.hostWith(v.Meta.Uid)
 			if host == "" {
 				update.Message = fmt.Sprintf("snapshot %s cannot be read (%s), and no host that is connected has the volume", v.Restore.Checkpoint, why)
@@ -277,14 +285,17 @@ func (p *pass) loseVolume(v *v1.Volume) {
 	}
 }
 
-// hostWith returns a connected host that has a volume's disk; empty: none.
-func (p *pass) hostWith(uid string) string {
+// hostWith returns a connected host that has the latest disk of a volume; empty: none has one.
+func (p *pass) hostWith(uid string) (host string) {
+	var latest uint64
 	for _, name := range sortedKeys(p.Hosts) {
-		if report, _, connected := p.Observed(name); connected && volumeOn(report, uid) != nil {
-			return name
+		report, _, connected := p.Observed(name)
+		o := volumeOn(report, uid)
+		if generation := o.GetFacts().GetGeneration(); connected && o.GetReady() && p.sealed(name, o) && (host == "" || generation > latest) {
+			host, latest = name, generation
 		}
 	}
-	return ""
+	return host
 }
 
 // volumeOn returns a host's report of a volume; nil: none.
@@ -412,6 +423,9 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
 		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
+		if p.Seal != nil {
+			w.Facts.Seal = p.Seal(host, w.Uid, w.Facts)
+		}
 		if from := p.volumeRestoredFrom(v); from != nil {
 			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
 		}

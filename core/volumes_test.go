@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -409,5 +410,42 @@ func TestAVolumeThatIsAwayIsLookedAtInTime(t *testing.T) {
 	d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Leases: h.leases})
 	if !d.Again.IsZero() && !d.Again.After(h.now) {
 		t.Errorf("the next decision is at %v, and it is %v", d.Again, h.now)
+	}
+}
+
+func TestAHostIsBelievedAboutAVolumeOnlyWithTheManagersSeal(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	seal := func(host, uid string, f *v1.VolumeFacts) []byte {
+		return fmt.Appendf(nil, "%s %s %s %d", host, uid, f.GetOwner(), f.GetGeneration())
+	}
+	h.core = New(Config{Term: 1, Began: h.now.Add(-time.Hour), Seal: seal,
+		Sealed: func(host, uid string, f *v1.VolumeFacts) bool {
+			return string(seal(host, uid, f)) == string(f.GetSeal())
+		},
+		Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return nil, time.Time{} }})
+	h.objects.Volumes["home"] = &v1.Volume{Meta: &v1.Meta{Name: "home", Uid: "known", Owner: "ann"}, SizeBytes: 1 << 30, Host: "b1",
+		State: v1.VolumeState_VOLUME_STATE_READY, Generation: 1}
+	reports := func(uid, sealedFor string, generation uint64) *v1.VolumeObserved {
+		f := &v1.VolumeFacts{Name: "home", Owner: "ann", SizeBytes: 1 << 30, Generation: generation}
+		f.Seal = seal(sealedFor, uid, f)
+		return &v1.VolumeObserved{Uid: uid, Ready: true, Facts: f}
+	}
+	forged := reports("known", "a2", 1)
+	forged.Facts.Generation = 1 << 62
+	h.volumes = map[string][]*v1.VolumeObserved{"b1": {reports("known", "b1", 1)}, "a2": {forged, reports("unknown", "b1", 1), {Uid: "made up", Ready: true,
+		Facts: &v1.VolumeFacts{Name: "big", Owner: "bob", SizeBytes: 1 << 50}}}}
+	orders := h.pass(time.Second)
+	if v := h.objects.Volumes["home"]; v.Host != "b1" || len(h.objects.Volumes) != 1 {
+		t.Errorf("volumes %v; events %q", h.objects.Volumes, h.events)
+	}
+	for _, w := range orders["b1"].Volumes {
+		if w.Discard || string(w.Facts.Seal) != string(seal("b1", "known", w.Facts)) {
+			t.Errorf("its host is told %v", w)
+		}
+	}
+	h.volumes["a2"] = []*v1.VolumeObserved{reports("known", "a2", 2)}
+	h.pass(time.Second)
+	if v := h.objects.Volumes["home"]; v.Host != "a2" || v.Generation != 2 {
+		t.Errorf("the manager has told a2 that it has the volume, and has forgotten that: %v", v)
 	}
 }

@@ -208,6 +208,9 @@ func (s *Snapshot) begin(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", ErrNoSnapshots, err)
 	}
 	defer func() { _ = end() }()
+	if on, err := s.l.snapshots(ctx, s.uid); err != nil || !on {
+		return cmp.Or(err, errors.New("an earlier snapshot of it was just ended")) // by the holder of an agent that was killed
+	}
 	// QEMU's monitor may hang while nobody reads, so the reader begins first.
 	go s.receive()
 	if err := s.l.monitor(ctx, s.uid, "migrate", map[string]any{"uri": "fd:" + snapshotFD}, nil); err != nil {

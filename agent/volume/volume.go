@@ -30,6 +30,8 @@ type Facts struct {
 	SizeBytes uint64 `json:"size_bytes"`
 	// Generation grows each time that the volume gets another host.
 	Generation uint64 `json:"generation,omitempty"`
+	// Seal is the manager's (VolumeFacts.seal).
+	Seal []byte `json:"seal,omitempty"`
 	// Restored are the latest restores in which the disk was put back to a checkpoint, the last one last.
 	Restored []string `json:"restored,omitempty"`
 }
@@ -139,6 +141,12 @@ func finish(part string, f Facts, user User) error {
 		func() error { return os.Chown(image, user.UID, user.GID) },
 		func() error { return os.Chown(part, user.UID, user.GID) },
 		func() error { return writeFacts(part, f) })
+}
+
+// Seal keeps the manager's seal of a volume that was made without one.
+func Seal(folder, uid string, f Facts, seal []byte) (Facts, error) {
+	f.Seal = seal
+	return f, writeFacts(filepath.Join(folder, uid), f)
 }
 
 func writeFacts(dir string, f Facts) error {

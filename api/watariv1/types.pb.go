@@ -4794,12 +4794,14 @@ func (x *Volume) GetVerified() *timestamppb.Timestamp {
 
 // VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
 type VolumeFacts struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	OwnerUid      string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // as in Volume, when the disk was made
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Owner      string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	OwnerUid   string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
+	SizeBytes  uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Generation uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // as in Volume, when the disk was made
+	// seal: by it the manager knows that it has said this to this host: HMAC-SHA256. Empty: an older manager did.
+	Seal          []byte `protobuf:"bytes,6,opt,name=seal,proto3" json:"seal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4867,6 +4869,13 @@ func (x *VolumeFacts) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
+}
+
+func (x *VolumeFacts) GetSeal() []byte {
+	if x != nil {
+		return x.Seal
+	}
+	return nil
 }
 
 // VolumeObserved is a host's report of a volume.
@@ -6991,7 +7000,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x14checkpoint_recipient\x18\v \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\f \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
 	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
-	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\x93\x01\n" +
+	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\xa7\x01\n" +
 	"\vVolumeFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
@@ -7000,7 +7009,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
-	"generation\"\xbb\x01\n" +
+	"generation\x12\x12\n" +
+	"\x04seal\x18\x06 \x01(\fR\x04seal\"\xbb\x01\n" +
 	"\x0eVolumeObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1d\n" +

@@ -142,7 +142,7 @@ func adopted(plan core.RecoveryPlan) (n int) {
 
 // clusterAgain makes a cluster and its guests, or adds to a known cluster the guests that it has got since.
 func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
-	written, what := store.Update(c.Object), "got guests again after the state was put back"
+	written, what := store.Update(c.Object), "corrected after the state was put back"
 	if !c.Known() {
 		what = "made again after the state was put back"
 		if err := s.giveAuthority(c.Object); err != nil {

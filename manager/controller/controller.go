@@ -99,6 +99,9 @@ func Run(ctx context.Context, d Deps) error {
 	c.leases = newLeases(c.Deps)
 	c.outputs = outputs{dir: c.RunsDir, used: map[string]usedOutput{}}
 	config := core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify}
+	if d.Authority != nil {
+		config.Seal, config.Sealed = c.seal, c.sealed
+	}
 	if d.FenceCommand != "" {
 		config.FenceAfter = d.FenceAfter
 	}

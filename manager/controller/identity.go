@@ -3,6 +3,7 @@ package controller
 // identity.go - makes the identities of guests.
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
 	"fmt"
 	"maps"
@@ -52,6 +53,21 @@ func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (i
 	c.identities[key] = madeIdentity{id, renew}
 	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
 	return id, renew
+}
+
+// seal returns the seal of what a host is told about a volume; nil: it could not be made, and matches nothing.
+func (c *Controller) seal(host, uid string, f *v1.VolumeFacts) []byte {
+	message := fmt.Appendf(nil, "%q %q %q %q %q %d %d", host, uid, f.GetName(), f.GetOwner(), f.GetOwnerUid(), f.GetSizeBytes(), f.GetGeneration())
+	sum, err := c.Authority.MAC("volume", message)
+	if err != nil {
+		c.Log.Error("what a host is told about a volume could not be sealed", "error", err)
+	}
+	return sum
+}
+
+// sealed reports whether a host was told these facts about a volume.
+func (c *Controller) sealed(host, uid string, f *v1.VolumeFacts) bool {
+	return hmac.Equal(c.seal(host, uid, f), f.GetSeal()) && len(f.GetSeal()) > 0
 }
 
 // forgetIdentities drops the identities of a deleted guest.

@@ -135,5 +135,9 @@ async function begin() {
   loop();
 }
 
-addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); });
+addEventListener("hashchange", () => {
+  if (/^#\w{20,}$/.test(location.hash)) return location.reload(); // another link to log in with
+  show();
+  main.focus({ preventScroll: true });
+});
 begin();

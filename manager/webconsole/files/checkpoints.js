@@ -10,7 +10,7 @@ export function checkpointsView(main) {
     h("div", { class: "row" }, h("label", { for: "cluster" }, "Cluster"), clusters,
       h("button", { class: "main", type: "button", onclick: () => attempt(`a checkpoint of ${clusters.value} is being made`, () => call("CreateCheckpoint", { cluster: clusters.value })) }, "Make a checkpoint")),
     list.e);
-  let again = null;
+  let again = null, left = false;
 
   const act = (c, method, request, said, question, yes) => async () => {
     if (!question || await ask(question, yes)) {
@@ -45,11 +45,12 @@ export function checkpointsView(main) {
     } catch (e) {
       trouble(e.message);
     }
-    again = setTimeout(load, 2000);
+    clearTimeout(again);
+    if (!left) again = setTimeout(load, 2000);
   }
   load();
   return {
     update() { keyed(clusters, world.clusters, (c) => c.meta.uid, (c) => h("option", {}, c.meta.name), () => {}); },
-    leave() { clearTimeout(again); },
+    leave() { left = true; clearTimeout(again); },
   };
 }

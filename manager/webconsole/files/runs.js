@@ -7,7 +7,7 @@ import { attempt, trouble } from "./app.js";
 const kept = 200_000; // characters of output
 
 export function runsView(main) {
-  let chosen = "", reading = null, again = null;
+  let chosen = "", reading = null, again = null, left = false;
   const runs = table("Runs, newest first", ["Run", "Cluster", "State", "Began", "Command"]);
   const head = h("h2"), out = h("pre", { tabindex: 0, "aria-label": "Output of the run" }), cancel = h("button", { type: "button", hidden: true, onclick: stop }, "Cancel the run");
   main.append(h("h2", {}, "Runs"), runs.e, head, h("div", { class: "row" }, cancel), out);
@@ -67,8 +67,9 @@ export function runsView(main) {
     } catch (e) {
       trouble(e.message);
     }
-    again = setTimeout(load, 2000);
+    clearTimeout(again);
+    if (!left) again = setTimeout(load, 2000);
   }
   load();
-  return { leave() { reading?.abort(); clearTimeout(again); } };
+  return { leave() { left = true; reading?.abort(); clearTimeout(again); } };
 }
