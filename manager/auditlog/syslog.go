@@ -9,6 +9,8 @@ import (
 	"log/syslog"
 	"net/url"
 	"time"
+
+	"github.com/cenkalti/backoff/v5"
 )
 
 const (
@@ -51,39 +53,28 @@ func (l *Log) Forward(ctx context.Context, to Server) {
 
 func (l *Log) send(ctx context.Context, to Server, lines <-chan string) {
 	var w *syslog.Writer
-	failed := false
+	write := func(line string) (err error) {
+		if w == nil {
+			w, err = syslog.Dial(to.network, to.address, syslog.LOG_AUTHPRIV|syslog.LOG_NOTICE, "watari-audit")
+		}
+		if err == nil {
+			_, err = w.Write([]byte(line))
+		}
+		return err
+	}
 	for {
-		var line string
 		select {
 		case <-ctx.Done():
 			return
-		case line = <-lines:
-		}
-		for {
-			var err error
-			if w == nil {
-				w, err = syslog.Dial(to.network, to.address, syslog.LOG_AUTHPRIV|syslog.LOG_NOTICE, "watari-audit")
-			}
-			if err == nil {
-				_, err = w.Write([]byte(line))
-			}
-			if err == nil {
-				failed = false
-				break
-			}
-			if !failed {
-				failed = true
-				l.log.Error("the syslog server cannot be reached; entries are kept in the file alone where it stays away", "error", err)
-			}
-			if w != nil {
-				w.Close()
-				w = nil
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(retryPause):
-			}
+		case line := <-lines:
+			failures := 0
+			_, _ = backoff.Retry(ctx, func() (bool, error) { return true, write(line) }, // it fails only when ctx ends
+				backoff.WithBackOff(backoff.NewConstantBackOff(retryPause)), backoff.WithMaxElapsedTime(0),
+				backoff.WithNotify(func(err error, _ time.Duration) {
+					if failures++; failures == 1 {
+						l.log.Error("the syslog server cannot be reached; entries are kept in the file alone where it stays away", "error", err)
+					}
+				}))
 		}
 	}
 }

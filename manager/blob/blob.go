@@ -49,7 +49,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	busy    map[string]bool             // uploads in progress, by the name of the partial file
-	pending map[string]map[string]int64 // sizes of uploads that nothing may refer to yet, by uploader and hex digest
+	pending map[string]map[string]int64 // sizes of what each uploader has put and is here, by hex digest
 }
 
 // Open opens the directory, and makes it if it does not exist.
@@ -98,7 +98,8 @@ func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	return info.Size(), false, nil
 }
 
-// Admit counts a blob as the uploader's until Collect has removed it, if room allows all that the uploader then has. room is given their sizes by hex digest, and must not call the store.
+// Admit counts a blob as the uploader's until Collect has removed it, if room allows all that the uploader then has. room
+// is given the sizes by hex digest, and must not call the store.
 func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[string]int64) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
