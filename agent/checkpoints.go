@@ -40,6 +40,8 @@ type Saver interface {
 	Restore(ctx context.Context, spec domain.Spec, path string) error
 	// Holder returns the command of the process that stops guests (package hold).
 	Holder(guests []hold.Guest) *exec.Cmd
+	// Writer returns the command of a process that writes a state (checkpoint.Serve).
+	Writer() *exec.Cmd
 }
 
 // Snapshot is a guest's state that is about to be taken, or that is being read.
@@ -47,6 +49,8 @@ type Snapshot interface {
 	io.Reader
 	// Begin takes the state and lets the guest go on.
 	Begin(ctx context.Context) error
+	// Behind is closed when the reader has become so slow that the guest may soon have to wait for it.
+	Behind() <-chan struct{}
 	// Close ends it, finished or not.
 	Close() error
 }
@@ -215,9 +219,14 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 			backoff.WithNotify(func(err error, _ time.Duration) {
 				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
 				k.mu.Lock()
-				defer k.mu.Unlock()
-				if delete(k.noRoom, key); errors.Is(err, checkpoint.ErrNoRoom) {
+				before := k.noRoom[key] != nil
+				if delete(k.noRoom, key); errors.Is(err, checkpoint.ErrNoRoom) && ctx.Err() == nil {
 					k.noRoom[key] = err
+				}
+				changed := before != (k.noRoom[key] != nil)
+				k.mu.Unlock()
+				if changed {
+					k.agent.publish()
 				}
 			}))
 		k.mu.Lock()
@@ -238,7 +247,11 @@ func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, 
 	if free, spare := k.room(); free < f.File.Size+spare {
 		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
 	}
-	if err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {}); err != nil {
+	err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {})
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: %w", checkpoint.ErrNoRoom, err)
+	}
+	if err != nil {
 		return err
 	}
 	return k.describe(key, f)
@@ -254,7 +267,7 @@ const mostSpare = 1 << 30
 // room returns the free bytes of the disk, and how many of them are to stay free.
 func (k *checkpointKeeper) room() (free, spare int64) {
 	var disk unix.Statfs_t
-	if unix.Statfs(k.agent.config.StateDir, &disk) != nil {
+	if unix.Statfs(k.dir, &disk) != nil && unix.Statfs(k.agent.config.StateDir, &disk) != nil { // k.dir is made with the first file
 		return 0, mostSpare
 	}
 	return int64(disk.Bavail) * disk.Bsize, min(mostSpare, int64(disk.Blocks)*disk.Bsize/10)
@@ -281,7 +294,7 @@ func (k *checkpointKeeper) describeNew(key fileKey, f savedFile) error {
 }
 
 // base returns the file on which a new one may build; nil: it is not here.
-func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Base {
+func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
 	key := fileKey{w.Base, w.GuestUid}
 	k.mu.Lock()
 	f, is := k.files[key]
@@ -289,7 +302,7 @@ func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Base {
 	if !is {
 		return nil
 	}
-	return checkpoint.LoadBase(checkpoint.Stored{Path: k.path(key), File: f.File})
+	return &checkpoint.Stored{Path: k.path(key), File: f.File}
 }
 
 // discard ends the making of a checkpoint, and removes a file. k.mu is held.
@@ -321,7 +334,7 @@ func (k *checkpointKeeper) remove(key fileKey) {
 	delete(k.files, key)
 	delete(k.verified, key)
 	checkpoint.RemoveIndex(k.path(key))
-	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key)} {
+	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key), k.path(key) + checkpoint.PartSuffix} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			k.log.Warn("a file of a checkpoint stays on disk", "error", err)
 		}
@@ -349,6 +362,9 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 			o.Verified, o.Tried, o.TriedError = v.read, v.tried, v.triedError
 		}
 		list = append(list, o)
+	}
+	for key, err := range k.noRoom {
+		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, Message: err.Error()})
 	}
 	slices.SortFunc(list, func(a, b *v1.CheckpointObserved) int {
 		return cmp.Or(strings.Compare(a.CheckpointId, b.CheckpointId), strings.Compare(a.GuestUid, b.GuestUid))

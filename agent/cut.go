@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"filippo.io/age"
-
 	"watari/agent/checkpoint"
 	"watari/agent/hold"
 	"watari/agent/machine"
@@ -25,16 +23,18 @@ const (
 	answerTime = 2 * time.Second
 	// prepareTime bounds how long the host waits for the order to stop its guests.
 	prepareTime = 2 * decider.PrepareWait
+	// hurryAfter is how long the writing of a file stands back behind all else on a host whose processors are busy.
+	hurryAfter = time.Minute
 )
 
 // member is a guest of a cut.
 type member struct {
 	wanted   *v1.CheckpointWanted
 	pipe     string
-	snapshot Snapshot         // nil: none is prepared
-	held     bool             // the machine leaves the guest stopped
-	begun    bool             // its snapshot has begun
-	base     *checkpoint.Base // on which its file may build; nil: on none
+	snapshot Snapshot          // nil: none is prepared
+	held     bool              // the machine leaves the guest stopped
+	begun    bool              // its snapshot has begun
+	writer   *checkpoint.Apart // writes its file; nil: not started
 	file     checkpoint.File
 
 	// Under checkpointKeeper.mu.
@@ -200,7 +200,9 @@ func (c *cut) describe() error {
 		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
 		}
-		m.base.Supersede()
+		if m.file.Base != "" { // the next file builds on this one
+			checkpoint.RemoveIndex(c.keeper.path(fileKey{m.wanted.Base, m.wanted.GuestUid}))
+		}
 	}
 	return nil
 }
@@ -264,7 +266,12 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 			m.snapshot = nil
 			return nil, err
 		}
-		m.base = k.base(m.wanted)
+		_, spare := k.room()
+		m.writer, err = checkpoint.StartApart(saver.Writer(), checkpoint.Job{Path: k.path(fileKey{c.id, m.wanted.GuestUid}), Recipient: m.wanted.Recipient,
+			Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: k.base(m.wanted)})
+		if err != nil {
+			return nil, err
+		}
 		guests = append(guests, hold.Guest{UID: m.wanted.GuestUid, Pipe: m.pipe})
 	}
 	return hold.Start(saver.Holder(guests), holderTime)
@@ -301,21 +308,29 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &writing{cancel: cancel}
 	k := c.keeper
-	_, spare := k.room()
 	var began sync.WaitGroup
 	errs := make([]error, len(c.members))
 	for i, m := range c.members {
 		m.begun = true
+		written := make(chan struct{})
 		w.done.Go(func() { // it waits for Begin, unless QEMU has written much before that
-			recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
-			if err == nil {
-				m.file, err = checkpoint.Write(ctx, k.path(fileKey{c.id, m.wanted.GuestUid}), m.snapshot,
-					checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: m.base})
-			}
-			if err != nil {
+			var err error
+			if m.file, err = m.writer.Write(ctx, m.snapshot); err != nil {
 				w.failed(err)
 			}
+			close(written)
 		})
+		go func() {
+			patience := time.NewTimer(hurryAfter)
+			defer patience.Stop()
+			select {
+			case <-m.snapshot.Behind():
+				m.writer.Hurry()
+			case <-patience.C:
+				m.writer.Hurry()
+			case <-written:
+			}
+		}()
 		began.Go(func() {
 			if errs[i] = m.snapshot.Begin(ctx); errs[i] != nil {
 				return
@@ -346,6 +361,9 @@ func (c *cut) release(process *hold.Process, failed error) {
 		_ = process.Done() // it lets the guests go on
 	}
 	for _, m := range c.members {
+		if m.writer != nil {
+			m.writer.Close()
+		}
 		if m.snapshot == nil {
 			continue
 		}

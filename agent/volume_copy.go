@@ -119,7 +119,9 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 		return f, err
 	}
 	defer state.Close()
-	c.base = k.base(c.wanted)
+	if base := k.base(c.wanted); base != nil {
+		c.base = checkpoint.LoadBase(*base)
+	}
 	f.File, err = checkpoint.Write(ctx, k.path(c.key), state,
 		checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare, Layout: checkpoint.Disk, Base: c.base})
 	return f, err

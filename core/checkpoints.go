@@ -618,16 +618,39 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 		hosts = append(hosts, restores)
 	}
 	if len(m.File.GetHosts()) < copiesOf(c) {
-		if host := p.copyTarget(m); host != "" && !slices.Contains(hosts, host) {
+		if host := p.copyTarget(c, m); host != "" && !slices.Contains(hosts, host) {
 			hosts = append(hosts, host)
 		}
 	}
 	return hosts
 }
 
+// noRoomFor is how long a host is not asked again to keep a copy for which it had no room.
+const noRoomFor = 10 * time.Minute
+
+// copyKey names a copy of a file of a checkpoint on a host.
+func copyKey(host, checkpoint, guest string) string { return host + " " + checkpoint + " " + guest }
+
+// seeNoRoom notes which hosts say that they have no room for a copy, so that others are asked.
+func (p *pass) seeNoRoom() {
+	for host := range p.Hosts {
+		if !p.index.hosts[host] && !p.index.everything {
+			continue
+		}
+		report, _, _ := p.Observed(host)
+		for _, o := range report.GetCheckpoints() {
+			key := copyKey(host, o.CheckpointId, o.GuestUid)
+			if _, known := p.noRoom[key]; o.Phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED && !known {
+				p.noRoom[key] = p.Now.Add(noRoomFor)
+				p.index.everything = true // another host's orders follow from it
+			}
+		}
+	}
+}
+
 // copyTarget chooses the host that keeps another copy of a member's file: one of another site, or else another host. The choice
 // stays the same while the hosts do (rendezvous hashing), and spreads guests' files over the hosts. Empty: there is none.
-func (p *pass) copyTarget(m *v1.CheckpointMember) (best string) {
+func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string) {
 	var score uint64
 	sites := map[string]bool{}
 	for _, name := range m.File.GetHosts() {
@@ -637,6 +660,9 @@ func (p *pass) copyTarget(m *v1.CheckpointMember) (best string) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
 		if !connected || h.Draining || h.Meta.Deleting != nil || !report.GetSharing() || slices.Contains(m.File.GetHosts(), name) {
+			continue
+		}
+		if _, full := p.noRoom[copyKey(name, c.Meta.Uid, m.GuestUid)]; full {
 			continue
 		}
 		sum := sha256.Sum256([]byte(m.GuestUid + "/" + name))

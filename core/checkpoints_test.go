@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -192,5 +193,42 @@ func TestCheckpointsAreOrderedByTheirNumbersWhateverTheClockSays(t *testing.T) {
 	}
 	if s := at("my-home-s12", 0); checkpointNumber(s) != 12 || checkpointNumber(at("old", 0)) != 0 || checkpointNumber(at("a-b", 0)) != 0 {
 		t.Error("numbers")
+	}
+}
+
+func TestAHostWithoutRoomKeepsNoCopy(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.sharing = true
+	h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
+		c.Copies = 2
+		for _, m := range c.Members {
+			m.File = &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:1", Size: 1}, Hosts: []string{"a1"}}
+		}
+	})
+	asked := func() (hosts []string) {
+		for name, orders := range h.pass(time.Second) {
+			for _, w := range orders.Checkpoints {
+				if w.Order == v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP && name != "a1" {
+					hosts = append(hosts, name)
+				}
+			}
+		}
+		return hosts
+	}
+	if got := asked(); !slices.Equal(got, []string{"b1"}) { // of another site
+		t.Fatalf("asked: %v", got)
+	}
+	c := h.objects.Checkpoints["md-c1"]
+	h.files = map[string][]*v1.CheckpointObserved{"b1": {{CheckpointId: c.Meta.Uid, GuestUid: c.Members[0].GuestUid, Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, Message: "no room"}}}
+	if got := asked(); !slices.Equal(got, []string{"a2"}) {
+		t.Errorf("b1 has no room, and asked are: %v", got)
+	}
+	h.files = nil
+	if got := asked(); !slices.Equal(got, []string{"a2"}) {
+		t.Errorf("b1 says no more, since it is not asked any more, and asked are: %v", got)
+	}
+	h.pass(noRoomFor)
+	if got := asked(); !slices.Equal(got, []string{"b1"}) {
+		t.Errorf("after a while asked are: %v", got)
 	}
 }

@@ -127,8 +127,10 @@ type Core struct {
 	dueHost  map[string]time.Time  // the same of hosts' orders
 	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
 	policies policyMemory
-	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
-	last     time.Time            // of the last decision
+	// noRoom has the hosts that could not keep a copy of a file of a checkpoint, and until when they are not asked again; by copyKey.
+	noRoom map[string]time.Time
+	looked map[string]time.Time // when policy locality has last looked at a cluster, by name
+	last   time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
 	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
@@ -145,7 +147,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -155,6 +157,7 @@ func (c *Core) Fresh() *Core {
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
+	fresh.noRoom = maps.Clone(c.noRoom)
 	fresh.probes = maps.Clone(c.probes)
 	fresh.apportionment = c.apportionment.clone()
 	return &fresh
@@ -188,10 +191,12 @@ func (c *Core) Decide(w World) Decision {
 		return due
 	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
+	maps.DeleteFunc(c.noRoom, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}, fetching: map[*v1.CheckpointMember][]string{}}
 	p.again = w.Now.Add(idlePass)
 	p.inForce()
 	p.paths()
+	p.seeNoRoom()
 	p.makeOrders()
 	p.hosts()
 	p.cutOff()

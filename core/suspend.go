@@ -110,6 +110,6 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 // awaitsCopies reports whether there are hosts to which files of a checkpoint are still to be copied.
 func (p *pass) awaitsCopies(c *v1.Checkpoint) bool {
 	return slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
-		return len(m.File.GetHosts()) < checkpointCopies && p.copyTarget(m) != ""
+		return len(m.File.GetHosts()) < checkpointCopies && p.copyTarget(c, m) != ""
 	})
 }

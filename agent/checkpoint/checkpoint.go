@@ -65,7 +65,7 @@ func Write(ctx context.Context, path string, state io.Reader, o Options) (File, 
 }
 
 func write(ctx context.Context, path string, state io.Reader, o Options) (f File, err error) {
-	part := path + ".part"
+	part := path + PartSuffix
 	file, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return f, err
@@ -117,6 +117,9 @@ func seal(to io.Writer, recipient age.Recipient, fill func(io.Writer) (int64, er
 	}
 	return n, encrypted.Close()
 }
+
+// PartSuffix ends the name of a file that is being written. If the process that writes it is killed, it stays.
+const PartSuffix = ".part"
 
 // spareStep is how many bytes are written between two looks at the disk's free space.
 const spareStep = 16 << 20

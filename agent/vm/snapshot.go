@@ -18,6 +18,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirt"
 )
@@ -29,8 +30,11 @@ const (
 	snapshotRate = int64(4 << 30)
 	// beginTime is how long QEMU may take from the order to begin until the guest runs again.
 	beginTime = 10 * time.Second
-	// snapshotChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU.
+	// snapshotChunks to mostChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU; more than the least
+	// only as long as that is not more than a memoryPart-th of the host's free memory.
 	snapshotChunks = 256
+	mostChunks     = 1024
+	memoryPart     = 16
 	snapshotChunk  = 256 << 10
 	// snapshotRoom is the size of the pipe in the kernel. QEMU does not fill it within a snapshotPause.
 	snapshotRoom = 16 << 20
@@ -89,6 +93,8 @@ type Snapshot struct {
 	void   error         // why it failed, or nil; set before begun is closed
 	half   chan struct{} // closed when half of the chunks are in use for the first time
 	many   bool          // half is closed
+	behind chan struct{} // closed when three quarters are
+	late   bool          // behind is closed
 	closed bool
 }
 
@@ -109,12 +115,35 @@ func (l *Libvirt) PrepareSnapshot(ctx context.Context, uid, fifo string) (*Snaps
 	if busy, err := l.Busy(ctx, uid); err != nil || busy {
 		return nil, fmt.Errorf("prepare a snapshot of domain %s: %w", uid, cmp.Or(err, errBusy))
 	}
-	s := &Snapshot{l: l, uid: uid, fifo: fifo, chunks: make(chan []byte, snapshotChunks), given: make(chan struct{}), begun: make(chan struct{}), half: make(chan struct{}), free: make(chan []byte, snapshotChunks+2)}
+	n := chunksFor(availableMemory())
+	s := &Snapshot{l: l, uid: uid, fifo: fifo, chunks: make(chan []byte, n), given: make(chan struct{}), begun: make(chan struct{}), half: make(chan struct{}),
+		behind: make(chan struct{}), free: make(chan []byte, n+2)}
 	if err := s.prepare(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare a snapshot of domain %s: %w", uid, err), s.Close())
 	}
 	return s, nil
 }
+
+// chunksFor returns how many chunks a snapshot may keep on a host with so much free memory, bytes.
+func chunksFor(memory uint64) int {
+	return int(min(max(memory/memoryPart/snapshotChunk, snapshotChunks), mostChunks))
+}
+
+// availableMemory returns the memory that new programs could have, bytes; 0: it is not known.
+func availableMemory() uint64 {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0
+	}
+	memory, err := fs.Meminfo()
+	if err != nil || memory.MemAvailableBytes == nil {
+		return 0
+	}
+	return *memory.MemAvailableBytes
+}
+
+// Behind is closed when the reader has become so slow that the guest may soon have to wait for it.
+func (s *Snapshot) Behind() <-chan struct{} { return s.behind }
 
 var errBusy = errors.New("libvirt has a job on it, such as a migration")
 
@@ -273,9 +302,13 @@ func (s *Snapshot) keep(chunk []byte) error {
 	defer late.Stop()
 	select {
 	case s.chunks <- chunk:
-		if !s.many && len(s.chunks) >= snapshotChunks/2 {
+		if !s.many && len(s.chunks) >= cap(s.chunks)/2 {
 			s.many = true
 			close(s.half)
+		}
+		if !s.late && len(s.chunks) >= cap(s.chunks)/4*3 {
+			s.late = true
+			close(s.behind)
 		}
 		return nil
 	case <-s.given:

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"watari/agent"
+	files "watari/agent/checkpoint"
 	"watari/agent/hold"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
@@ -43,6 +44,23 @@ func (s saver) Holder(guests []hold.Guest) *exec.Cmd {
 	command := exec.Command(s.program, args...)
 	command.Stderr = os.Stderr
 	return command
+}
+
+// writerNiceness is how the processes that write checkpoints stand back behind guests (nice(1)): where the processors are busy, they
+// get hardly more than what is left. Where they are not, they are as fast as any.
+const writerNiceness = 19
+
+// Writer implements agent.Saver.
+func (s saver) Writer() *exec.Cmd {
+	command := exec.Command("nice", "-n", fmt.Sprint(writerNiceness), s.program, "write-checkpoint")
+	command.Stderr, command.Dir, command.SysProcAttr = os.Stderr, "/", &syscall.SysProcAttr{Setsid: true}
+	return command
+}
+
+// runWriter writes a state that comes on standard input. It ends when the agent does.
+func runWriter() error {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	return files.Serve(context.Background(), os.Stdin, os.Stdout)
 }
 
 // runHold stops guests when the agent says so on standard input, and lets them go on.

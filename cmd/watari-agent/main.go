@@ -33,6 +33,8 @@ func run(args []string) error {
 		switch args[0] {
 		case "wireguard": // started by the agent itself if the kernel has no WireGuard
 			return overlay.RunWireGuard(args[1:])
+		case "write-checkpoint": // started by the agent itself
+			return runWriter()
 		case "hold": // started by the agent itself for a checkpoint
 			return runHold(args[1:])
 		case "watchdog": // started by the agent itself for guests with leases
