@@ -214,7 +214,8 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	k.fetching[key] = cancel
 	go func() {
 		defer cancel()
-		_, err := backoff.Retry(ctx, func() (bool, error) { return true, k.fetch(ctx, key, wanted, w.File.Blob) },
+		begun := false // what has been fetched already needs no room any more
+		_, err := backoff.Retry(ctx, func() (bool, error) { return true, k.fetch(ctx, key, wanted, w.File.Blob, &begun) },
 			backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0),
 			backoff.WithNotify(func(err error, _ time.Duration) {
 				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
@@ -240,13 +241,15 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	}()
 }
 
-func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, blob *v1.Blob) error {
+// fetch fetches a file if there is room for it. begun says that there was at an earlier attempt, of which a part may be here.
+func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, blob *v1.Blob, begun *bool) error {
 	if err := k.makeFolder(key); err != nil {
 		return err
 	}
-	if free, spare := k.room(); free < f.File.Size+spare {
+	if free, spare := k.room(); !*begun && free < f.File.Size+spare {
 		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
 	}
+	*begun = true
 	err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("%w: %w", checkpoint.ErrNoRoom, err)

@@ -3,6 +3,7 @@ package agent
 // volumes.go - the host's volumes, and the sockets at which this host's guests reach theirs, here or on another host.
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -266,11 +267,14 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 		if err == nil {
 			err = disk.Serve(ctx, user)
 		}
-		if err == nil && v.facts.Seal == nil && w.Facts.GetSeal() != nil && v.facts.Generation == w.Facts.GetGeneration() {
-			var sealed volume.Facts
-			if sealed, err = volume.Seal(k.folder, w.Uid, v.facts, w.Facts.Seal); err == nil {
+		if seal := w.Facts.GetSeal(); err == nil && seal != nil && !bytes.Equal(seal, v.facts.Seal) {
+			facts := volumeFacts(w.Facts)
+			facts.Restored = v.facts.Restored
+			if err := volume.Describe(k.folder, w.Uid, facts); err != nil {
+				k.log.Warn("what the manager says of a volume is not on disk", "volume", facts.Name, "error", err)
+			} else {
 				k.mu.Lock()
-				v.facts = sealed
+				v.facts = facts
 				k.mu.Unlock()
 			}
 		}
@@ -308,7 +312,7 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 	v.ready = false
 	k.mu.Unlock()
 	if !k.agent.checkpoints.has(w.Restore, w.Uid) {
-		return errors.New("its checkpoint is being fetched")
+		return cmp.Or(k.agent.checkpoints.lacksRoom(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
 	}
 	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
 	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)

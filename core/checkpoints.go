@@ -626,7 +626,7 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 }
 
 // noRoomFor is how long a host is not asked again to keep a copy for which it had no room.
-const noRoomFor = 10 * time.Minute
+const noRoomFor = 2 * time.Hour
 
 // copyKey names a copy of a file of a checkpoint on a host.
 func copyKey(host, checkpoint, guest string) string { return host + " " + checkpoint + " " + guest }

@@ -508,12 +508,12 @@ func (r *recovery) checkpoints() {
 	}
 }
 
-// restores ends the restores of clusters whose guests run: the state would have them all ended. They went on after it was
+// restores ends the restores of clusters whose guests run, if the state would have them all ended first: they went on after it was
 // written. A cluster of which nothing runs, such as a suspended one, is restored as the state says.
 func (r *recovery) restores() {
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Clusters)) {
 		c := r.objects.Clusters[name]
-		if !restoring(c) || !r.runs(c) {
+		if c.GetRestore().GetState() != v1.RestoreState_RESTORE_STATE_ENDING || !r.runs(c) {
 			continue
 		}
 		made := r.planned(c.Meta.GetUid())
@@ -527,10 +527,13 @@ func (r *recovery) restores() {
 	}
 }
 
-// runs reports whether a copy of a guest of a cluster of the state may run.
+// runs reports whether a copy of a guest of a cluster of the state has run. One that is being started may be waiting for the files of
+// this very restore.
 func (r *recovery) runs(c *v1.Cluster) bool {
 	for _, g := range r.objects.Guests {
-		if g.Cluster == c.Meta.Name && slices.ContainsFunc(r.copies[g.Meta.GetUid()], func(copy guestCopy) bool { return mayRun(copy.seen) }) {
+		if g.Cluster == c.Meta.Name && slices.ContainsFunc(r.copies[g.Meta.GetUid()], func(copy guestCopy) bool {
+			return mayRun(copy.seen) && copy.seen.Condition != v1.GuestCondition_GUEST_CONDITION_STARTING
+		}) {
 			return true
 		}
 	}

@@ -502,15 +502,17 @@ func TestAGuestThatWasBeingRemovedIsNotStarted(t *testing.T) {
 }
 
 func TestARecoveryDoesNotEndAClusterThatWasBeingRestoredWhenTheCopyWasMade(t *testing.T) {
-	for name, running := range map[string]bool{"its guests run": true, "it is suspended": false} {
+	for name, condition := range map[string]v1.GuestCondition{"its guests run": v1.GuestCondition_GUEST_CONDITION_RUNNING, "it is suspended": 0,
+		"a guest waits for its file": v1.GuestCondition_GUEST_CONDITION_STARTING} {
+		running := condition == v1.GuestCondition_GUEST_CONDITION_RUNNING
 		o := NoObjects()
 		o.Hosts["a1"] = &v1.Host{Meta: &v1.Meta{Name: "a1", Uid: "a1"}, Info: &v1.HostInfo{BootId: "boot"}}
 		o.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "md", Revision: 5}, Spec: &v1.ClusterSpec{Guests: 1}, Prefix: "10.77.1.0/24",
 			Restore: &v1.Restore{Checkpoint: "md-c1", State: v1.RestoreState_RESTORE_STATE_ENDING}}
 		o.Guests["md-0"] = &v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "md-0", Revision: 6}, Cluster: "md", Address: "10.77.1.10", LastEpoch: 3}
 		report := &v1.HostObserved{Info: o.Hosts["a1"].Info}
-		if running {
-			report.Guests = []*v1.GuestObserved{{Uid: "md-0", Name: "md-0", Epoch: 9, BootId: "boot", Process: true, Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}
+		if condition != 0 {
+			report.Guests = []*v1.GuestObserved{{Uid: "md-0", Name: "md-0", Epoch: 9, BootId: "boot", Process: true, Condition: condition}}
 		}
 		plan := Recovery(o, map[string]*v1.HostObserved{"a1": report}, RecoveryChoices{})
 		ended := len(plan.Clusters) == 1 && plan.Clusters[0].Known() && plan.Clusters[0].Object.Restore.State == v1.RestoreState_RESTORE_STATE_FAILED

@@ -78,7 +78,7 @@ func TestACheckpointThatFindsNoRoom(t *testing.T) {
 	kept := copied(t, checkpointed(t, "narrow").Meta.Name)
 	host := guestNamed(t, "narrow-0").Host
 	fill := func(host string) (free func()) {
-		inHost(t, host, "mount -t tmpfs -o size=1m full "+agentState+"/checkpoints")
+		inHost(t, host, "mkdir -p -m 700 "+agentState+"/checkpoints && mount -t tmpfs -o size=1m full "+agentState+"/checkpoints")
 		return func() { inHost(t, host, "umount "+agentState+"/checkpoints") }
 	}
 	// The host of a guest has no room for the guest's file: nothing is made, and the guests go on.

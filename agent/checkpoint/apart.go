@@ -131,7 +131,7 @@ type Apart struct {
 // readyTime is how long such a process may take to start, and to read what an earlier file has.
 const readyTime = 20 * time.Second
 
-// StartApart starts a process that calls Serve, and returns when it is ready. The caller closes it.
+// StartApart starts a process that calls Serve, and returns when it is ready. From then on it stands back behind others. The caller closes it.
 func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
 	in, err := command.StdinPipe()
 	if err != nil {
@@ -158,6 +158,7 @@ func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
 		a.Close()
 		return nil, fmt.Errorf("start the process that writes a checkpoint: %w", err)
 	}
+	a.setNice(lowest)
 	return a, nil
 }
 
@@ -213,12 +214,19 @@ func (a *Apart) pass(state io.Reader) error {
 	}
 }
 
+// lowest is the niceness at which a process gets hardly more than what others leave of the processors (nice(1)).
+const lowest = 19
+
 // Hurry gives the process as much of the processors as others have: what it is to write does not wait any longer.
-func (a *Apart) Hurry() {
-	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.command.Process.Pid))
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 0) // the thread may have ended
+func (a *Apart) Hurry() { a.setNice(0) }
+
+func (a *Apart) setNice(niceness int) {
+	for range 2 { // new threads are as nice as the thread that makes them, which may have been another's turn
+		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.command.Process.Pid))
+		for _, thread := range threads {
+			if id, err := strconv.Atoi(thread.Name()); err == nil {
+				_ = unix.Setpriority(unix.PRIO_PROCESS, id, niceness) // the thread may have ended
+			}
 		}
 	}
 }

@@ -34,7 +34,7 @@ const (
 	// only as long as that is not more than a memoryPart-th of the host's free memory.
 	snapshotChunks = 256
 	mostChunks     = 1024
-	memoryPart     = 16
+	memoryPart     = 64
 	snapshotChunk  = 256 << 10
 	// snapshotRoom is the size of the pipe in the kernel. QEMU does not fill it within a snapshotPause.
 	snapshotRoom = 16 << 20

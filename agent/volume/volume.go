@@ -143,11 +143,8 @@ func finish(part string, f Facts, user User) error {
 		func() error { return writeFacts(part, f) })
 }
 
-// Seal keeps the manager's seal of a volume that was made without one.
-func Seal(folder, uid string, f Facts, seal []byte) (Facts, error) {
-	f.Seal = seal
-	return f, writeFacts(filepath.Join(folder, uid), f)
-}
+// Describe replaces what lies beside a volume's disk.
+func Describe(folder, uid string, f Facts) error { return writeFacts(filepath.Join(folder, uid), f) }
 
 func writeFacts(dir string, f Facts) error {
 	text, err := json.Marshal(f)

@@ -46,13 +46,9 @@ func (s saver) Holder(guests []hold.Guest) *exec.Cmd {
 	return command
 }
 
-// writerNiceness is how the processes that write checkpoints stand back behind guests (nice(1)): where the processors are busy, they
-// get hardly more than what is left. Where they are not, they are as fast as any.
-const writerNiceness = 19
-
 // Writer implements agent.Saver.
 func (s saver) Writer() *exec.Cmd {
-	command := exec.Command("nice", "-n", fmt.Sprint(writerNiceness), s.program, "write-checkpoint")
+	command := exec.Command(s.program, "write-checkpoint")
 	command.Stderr, command.Dir, command.SysProcAttr = os.Stderr, "/", &syscall.SysProcAttr{Setsid: true}
 	return command
 }
