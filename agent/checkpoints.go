@@ -85,7 +85,7 @@ type checkpointKeeper struct {
 	copies   map[fileKey]*volumeCopy // the same, of volumes
 	files    map[fileKey]savedFile
 	fetching map[fileKey]context.CancelFunc
-	noRoom   map[fileKey]error // why a file is not fetched now: this host has no room for it
+	refused  map[fileKey]error // why a file is not fetched: this host has no room for it, or has failed mostFailures times
 	verified map[fileKey]*verified
 
 	verifies sync.Mutex // held while a file is verified
@@ -93,7 +93,7 @@ type checkpointKeeper struct {
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, noRoom: map[fileKey]error{}, verified: map[fileKey]*verified{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{}}
 	k.load()
 	return k
 }
@@ -200,6 +200,10 @@ func validUID(uid string) bool {
 // fetchAgain is the pause before a file that could not be fetched is fetched again.
 const fetchAgain = 2 * time.Second
 
+// mostFailures is after how many failures a host says that it cannot keep a copy, so that another one is asked. It goes on trying while
+// it is ordered to: a guest that is to be restored here may have no better place.
+const mostFailures = 5
+
 // keep fetches a file if it is not here, until it is here or not wanted any more. k.mu is held.
 func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	wanted := savedFile{Epoch: w.Epoch, File: fileOf(w.File)}
@@ -214,17 +218,19 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	k.fetching[key] = cancel
 	go func() {
 		defer cancel()
+		failures := 0
 		begun := false // what has been fetched already needs no room any more
 		_, err := backoff.Retry(ctx, func() (bool, error) { return true, k.fetch(ctx, key, wanted, w.File.Blob, &begun) },
 			backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0),
 			backoff.WithNotify(func(err error, _ time.Duration) {
 				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
+				failures++
 				k.mu.Lock()
-				before := k.noRoom[key] != nil
-				if delete(k.noRoom, key); errors.Is(err, checkpoint.ErrNoRoom) && ctx.Err() == nil {
-					k.noRoom[key] = err
+				before := k.refused[key] != nil
+				if delete(k.refused, key); ctx.Err() == nil && (errors.Is(err, checkpoint.ErrNoRoom) || failures >= mostFailures) {
+					k.refused[key] = err
 				}
-				changed := before != (k.noRoom[key] != nil)
+				changed := before != (k.refused[key] != nil)
 				k.mu.Unlock()
 				if changed {
 					k.agent.publish()
@@ -232,7 +238,7 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 			}))
 		k.mu.Lock()
 		delete(k.fetching, key)
-		delete(k.noRoom, key)
+		delete(k.refused, key)
 		if err == nil {
 			k.files[key] = wanted
 		}
@@ -366,7 +372,7 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 		}
 		list = append(list, o)
 	}
-	for key, err := range k.noRoom {
+	for key, err := range k.refused {
 		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, Message: err.Error()})
 	}
 	slices.SortFunc(list, func(a, b *v1.CheckpointObserved) int {
@@ -474,7 +480,7 @@ func (k *checkpointKeeper) lacksRoom(from *v1.RestoreOrder, uid string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, n := range chainOf(from, uid) {
-		if err := k.noRoom[n.key]; err != nil {
+		if err := k.refused[n.key]; errors.Is(err, checkpoint.ErrNoRoom) {
 			return err
 		}
 	}
