@@ -27,6 +27,7 @@ import (
 	"watari/agent/domain"
 	"watari/agent/hold"
 	v1 "watari/api/watariv1"
+	"watari/internal/durable"
 )
 
 // Saver saves guests while they run, and restores them (package vm).
@@ -225,16 +226,7 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 			backoff.WithNotify(func(err error, _ time.Duration) {
 				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
 				failures++
-				k.mu.Lock()
-				before := k.refused[key] != nil
-				if delete(k.refused, key); ctx.Err() == nil && (errors.Is(err, checkpoint.ErrNoRoom) || failures >= mostFailures) {
-					k.refused[key] = err
-				}
-				changed := before != (k.refused[key] != nil)
-				k.mu.Unlock()
-				if changed {
-					k.agent.publish()
-				}
+				k.refuse(key, err, ctx.Err() == nil && (errors.Is(err, checkpoint.ErrNoRoom) || failures >= mostFailures))
 			}))
 		k.mu.Lock()
 		delete(k.fetching, key)
@@ -247,6 +239,19 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	}()
 }
 
+// refuse notes why a file is not fetched, or that nothing is to be said of that.
+func (k *checkpointKeeper) refuse(key fileKey, why error, refused bool) {
+	k.mu.Lock()
+	before := k.refused[key] != nil
+	if delete(k.refused, key); refused {
+		k.refused[key] = why
+	}
+	k.mu.Unlock()
+	if refused != before {
+		k.agent.publish()
+	}
+}
+
 // fetch fetches a file if there is room for it. begun says that there was at an earlier attempt, of which a part may be here.
 func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, blob *v1.Blob, begun *bool) error {
 	if err := k.makeFolder(key); err != nil {
@@ -257,7 +262,7 @@ func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, 
 	}
 	*begun = true
 	err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {})
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if durable.IsFull(err) {
 		return fmt.Errorf("%w: %w", checkpoint.ErrNoRoom, err)
 	}
 	if err != nil {
@@ -312,6 +317,13 @@ func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
 		return nil
 	}
 	return &checkpoint.Stored{Path: k.path(key), File: f.File}
+}
+
+// supersede removes the index of the file on which a new one builds: the next one builds on the new one.
+func (k *checkpointKeeper) supersede(w *v1.CheckpointWanted, f checkpoint.File) {
+	if f.Base != "" {
+		checkpoint.RemoveIndex(k.path(fileKey{w.Base, w.GuestUid}))
+	}
 }
 
 // discard ends the making of a checkpoint, and removes a file. k.mu is held.

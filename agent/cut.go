@@ -200,9 +200,7 @@ func (c *cut) describe() error {
 		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
 		}
-		if m.file.Base != "" { // the next file builds on this one
-			checkpoint.RemoveIndex(c.keeper.path(fileKey{m.wanted.Base, m.wanted.GuestUid}))
-		}
+		c.keeper.supersede(m.wanted, m.file)
 	}
 	return nil
 }

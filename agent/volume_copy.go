@@ -23,7 +23,6 @@ type volumeCopy struct {
 	key    fileKey
 	wanted *v1.CheckpointWanted
 	cancel context.CancelFunc
-	base   *checkpoint.Base // on which its file may build; nil: on none
 
 	// Under checkpointKeeper.mu.
 	phase   v1.CheckpointPhase
@@ -62,7 +61,7 @@ func (c *volumeCopy) run(ctx context.Context) {
 		err = c.keeper.describeNew(c.key, f)
 	}
 	if err == nil {
-		c.base.Supersede()
+		c.keeper.supersede(c.wanted, f.File)
 	}
 	k := c.keeper
 	k.mu.Lock()
@@ -119,11 +118,12 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 		return f, err
 	}
 	defer state.Close()
-	if base := k.base(c.wanted); base != nil {
-		c.base = checkpoint.LoadBase(*base)
+	var base *checkpoint.Base
+	if stored := k.base(c.wanted); stored != nil {
+		base = checkpoint.LoadBase(*stored)
 	}
 	f.File, err = checkpoint.Write(ctx, k.path(c.key), state,
-		checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare, Layout: checkpoint.Disk, Base: c.base})
+		checkpoint.Options{Recipient: recipient, Limit: int64(c.wanted.Limit), Spare: spare, Layout: checkpoint.Disk, Base: base})
 	return f, err
 }
 

@@ -53,14 +53,19 @@ func VerifyMessage(authority *x509.Certificate, context string, message, signatu
 	return nil
 }
 
-// MAC returns a message's HMAC-SHA256 with a key that is derived from the authority's. Equal calls have equal results. Messages of
-// different kinds need different contexts.
-func (a *Authority) MAC(context string, message []byte) ([]byte, error) {
+// secret returns what other keys are derived from.
+func (a *Authority) secret() ([]byte, error) {
 	own, ok := a.key.(*ecdsa.PrivateKey)
 	if !ok {
 		return nil, errors.New("the authority's key is of a kind that no key can be derived from")
 	}
-	secret, err := own.Bytes()
+	return own.Bytes()
+}
+
+// MAC returns a message's HMAC-SHA256 with a key that is derived from the authority's. Equal calls have equal results. Messages of
+// different kinds need different contexts.
+func (a *Authority) MAC(context string, message []byte) ([]byte, error) {
+	secret, err := a.secret()
 	if err != nil {
 		return nil, err
 	}
@@ -90,11 +95,7 @@ func (a *Authority) ClusterAuthority(name, uid string) (*Authority, error) {
 // clusterKey derives a P-256 key by HKDF-SHA256. HKDF's number is no key if it is zero or not below the curve's order,
 // which happens once in 2^32 times. Then clusterKey takes the next number.
 func (a *Authority) clusterKey(uid string) (*ecdsa.PrivateKey, []byte, error) {
-	own, ok := a.key.(*ecdsa.PrivateKey)
-	if !ok {
-		return nil, nil, errors.New("the authority's key is of a kind that no key can be derived from")
-	}
-	secret, err := own.Bytes()
+	secret, err := a.secret()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -102,21 +102,11 @@ func (a *Admission) runnable(cluster *v1.Cluster, spec *v1.RunSpec) error {
 		return refuse(Exhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)", spec.Cluster, maxUnended)
 	}
 	limit := a.Users[cluster.Meta.Owner].GetQuota().GetRuns()
-	if have := a.unendedOf(cluster.Meta.Owner); limit > 0 && have >= int(limit) {
+	if have := unendedOf(a.Objects, cluster.Meta.Owner); limit > 0 && have >= int(limit) {
 		return refuse(Exhausted, "the quota of user %s is %s that have not ended, and there are %d; wait for some, cancel them (`watari run list`), "+
 			"or have an administrator raise it (`watari quota set %[1]s --runs ...`)", cluster.Meta.Owner, english.Plural(int(limit), "run", ""), have)
 	}
 	return nil
-}
-
-// unendedOf counts a user's runs that have not ended.
-func (a *Admission) unendedOf(owner string) (n int) {
-	for _, run := range a.Runs {
-		if run.Meta.Owner == owner && !RunEnded(run.State) {
-			n++
-		}
-	}
-	return n
 }
 
 // runOfRequest returns the name of the caller's run that a request has made already; empty: there is none.
@@ -137,9 +127,18 @@ func sameRun(a, b *v1.RunSpec) bool {
 }
 
 // unended counts a cluster's runs that have not ended.
-func unended(s *Objects, cluster string) (n int) {
+func unended(s *Objects, cluster string) int {
+	return countUnended(s, func(run *v1.Run) bool { return run.Spec.GetCluster() == cluster })
+}
+
+// unendedOf counts a user's runs that have not ended.
+func unendedOf(s *Objects, owner string) int {
+	return countUnended(s, func(run *v1.Run) bool { return run.Meta.Owner == owner })
+}
+
+func countUnended(s *Objects, counts func(*v1.Run) bool) (n int) {
 	for _, run := range s.Runs {
-		if run.Spec.GetCluster() == cluster && !RunEnded(run.State) {
+		if counts(run) && !RunEnded(run.State) {
 			n++
 		}
 	}

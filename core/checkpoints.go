@@ -625,13 +625,13 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 	return hosts
 }
 
-// noRoomFor is how long a host is not asked again to keep a copy for which it had no room.
+// noRoomFor is how long a host is not asked again to keep a copy that it could not keep.
 const noRoomFor = 2 * time.Hour
 
 // copyKey names a copy of a file of a checkpoint on a host.
 func copyKey(host, checkpoint, guest string) string { return host + " " + checkpoint + " " + guest }
 
-// seeNoRoom notes which hosts say that they have no room for a copy, so that others are asked.
+// seeNoRoom notes which hosts say that they cannot keep a copy, most often for want of room, so that others are asked.
 func (p *pass) seeNoRoom() {
 	for host := range p.Hosts {
 		if !p.index.hosts[host] && !p.index.everything {

@@ -53,13 +53,10 @@ func (p *pass) adoptVolumes() {
 		}
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
-			if !p.sealed(host, o) {
-				continue
-			}
-			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) {
+			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) && p.sealed(host, o) {
 				p.adoptHost(v, host, f.GetGeneration())
 			}
-			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() {
+			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
 				continue
 			}
 			name := f.Name

@@ -1026,6 +1026,23 @@ func TestAStreamEndsWhenItsCallerIsRemoved(t *testing.T) {
 }
 
 // The audit log has who did and read what, and who was refused; not who looked at lists.
+// audited returns the entries of the audit log: caller, call, object, and the code of a refusal.
+func (r *running) audited() (seen []string) {
+	r.t.Helper()
+	entries, err := r.admin.Audit(r.t.Context(), connect.NewRequest(&v1.AuditRequest{}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for entries.Receive() {
+		e := entries.Msg().Entry
+		if e.Address == "" || strings.Contains(e.Object, "\x1b") {
+			r.t.Errorf("an entry: %v", e)
+		}
+		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
+	}
+	return seen
+}
+
 func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.image("mpi")
@@ -1068,18 +1085,7 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 		r.browser().logIn(key)
 	}
 
-	entries, err := r.admin.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seen []string
-	for entries.Receive() {
-		e := entries.Msg().Entry
-		if e.Address == "" || strings.Contains(e.Object, "\x1b") {
-			t.Errorf("an entry: %v", e)
-		}
-		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
-	}
+	seen := r.audited()
 	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
 		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "user ann RunOutput nothing", "ListUsers  unauthenticated",
 		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated"} {

@@ -57,15 +57,7 @@ func TestAUserDoesNotFillTheManagersDiskWithImages(t *testing.T) {
 	_, err = ann.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: mine}))
 	wantCode(t, err, connect.CodeResourceExhausted, "the quota of user ann is 10 B of images")
 
-	entries, err := r.admin.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seen []string
-	for entries.Receive() {
-		e := entries.Msg().Entry
-		seen = append(seen, strings.TrimSpace(e.Caller+" "+e.Call+" "+e.Object+" "+e.Code))
-	}
+	seen := r.audited()
 	for _, want := range []string{"user ann PutBlob sha256:" + hexOf("one"), "user ann PutBlob sha256:" + hexOf("two") + " resource_exhausted"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("not in the log: %q; it has %q", want, seen)

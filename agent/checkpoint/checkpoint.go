@@ -152,7 +152,7 @@ func (t *target) Write(p []byte) (int, error) {
 	n, err := t.file.Write(p)
 	t.hash.Write(p[:n])
 	t.size += int64(n)
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if durable.IsFull(err) {
 		err = fmt.Errorf("%w: %w", ErrNoRoom, err)
 	}
 	return n, err

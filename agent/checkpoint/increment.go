@@ -312,7 +312,6 @@ func readIndex(path string) *index {
 // Base is a file on which another can build.
 type Base struct {
 	file  File
-	path  string
 	pages *index
 }
 
@@ -322,14 +321,7 @@ func LoadBase(s Stored) *Base {
 	if pages == nil {
 		return nil
 	}
-	return &Base{s.File, s.Path, pages}
-}
-
-// Supersede removes the index when another file builds on this one: the next one builds on that. b may be nil.
-func (b *Base) Supersede() {
-	if b != nil {
-		RemoveIndex(b.path)
-	}
+	return &Base{s.File, pages}
 }
 
 // RemoveIndex removes what Write has noted of a file for later increments. The file itself stays.

@@ -433,8 +433,8 @@ func (r *migrateReport) together(s *system.System, runs int) error {
 		one, at = append(one, oneByOne.Seconds), append(at, atOnce.Seconds)
 		bound = append(bound, oneByOne.Busy/float64(runtime.NumCPU()))
 		r.OneByOne, r.AtOnce = append(r.OneByOne, oneByOne), append(r.AtOnce, atOnce)
-		fmt.Printf("four guests, run %d: one after the other %.2f s, %.2f processors busy (%s)\n", i+1, oneByOne.Seconds, oneByOne.Busy, oneByOne.ByKind)
-		fmt.Printf("four guests, run %d: together %.2f s, %.2f processors busy (%s)\n", i+1, atOnce.Seconds, atOnce.Busy, atOnce.ByKind)
+		fmt.Printf("four guests, run %d: one after the other %s\n", i+1, oneByOne)
+		fmt.Printf("four guests, run %d: together %s\n", i+1, atOnce)
 	}
 	r.TogetherRatio, r.TogetherBound = report.Ratios(at, one), report.Summarize("", bound...)
 	return nil

@@ -16,9 +16,18 @@ import (
 // phase is what happened during a part of the benchmark.
 type phase struct {
 	Seconds float64            `json:"seconds"`
-	Busy    float64            `json:"busy"`     // processors that were not idle, on average
-	CPU     map[string]float64 `json:"cpu_s"`    // by program; processes that lived for less than sampleEvery are missing
-	ByKind  string             `json:"programs"` // the same for people
+	Busy    float64            `json:"busy"`  // processors that were not idle, on average
+	CPU     map[string]float64 `json:"cpu_s"` // by program; processes that lived for less than sampleEvery are missing
+}
+
+// String is the phase for people.
+func (p phase) String() string {
+	names := slices.SortedFunc(maps.Keys(p.CPU), func(x, y string) int { return cmp.Compare(p.CPU[y], p.CPU[x]) })
+	var words []string
+	for _, name := range names {
+		words = append(words, fmt.Sprintf("%s %.2f s", name, p.CPU[name]))
+	}
+	return fmt.Sprintf("%.2f s, %.2f processors busy (%s)", p.Seconds, p.Busy, strings.Join(words, ", "))
 }
 
 // sampleEvery is how often the processes are looked at, so that what those have used that end meanwhile is known.
@@ -66,12 +75,6 @@ func profiled(do func() error) (p phase, err error) {
 		p.CPU[now.name] += now.cpu - first[pid].cpu
 	}
 	maps.DeleteFunc(p.CPU, func(_ string, s float64) bool { return s < p.Seconds/100 })
-	names := slices.SortedFunc(maps.Keys(p.CPU), func(x, y string) int { return int(1000 * (p.CPU[y] - p.CPU[x])) })
-	var words []string
-	for _, name := range names {
-		words = append(words, fmt.Sprintf("%s %.2f s", name, p.CPU[name]))
-	}
-	p.ByKind = strings.Join(words, ", ")
 	return p, nil
 }
 

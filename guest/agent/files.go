@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/durable"
 )
 
 // owner is the owner of a file.
@@ -70,7 +71,7 @@ func fileError(what, path string, err error) error {
 		code = connect.CodeNotFound
 	case errors.Is(err, os.ErrPermission):
 		code = connect.CodePermissionDenied
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case durable.IsFull(err):
 		code = connect.CodeResourceExhausted
 	}
 	return connect.NewError(code, fmt.Errorf("%s %s: %w", what, path, err))

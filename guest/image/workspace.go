@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"watari/internal/durable"
 )
 
 // The number of entries of each kind that the cache keeps. It removes the least recently used first.
@@ -291,7 +293,7 @@ func copyFile(source, target string) error {
 
 // diskError adds to the error of a full disk which disk it is and how to make room.
 func diskError(err error, dir string) error {
-	if err == nil || !(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
+	if !durable.IsFull(err) {
 		return err
 	}
 	return fullDisk(dir)

@@ -138,7 +138,7 @@ func (s *Server) RecordSession(id ca.Identity, address string, err error) {
 	if s.AuditLog == nil {
 		return
 	}
-	e := &v1.AuditEntry{At: timestamppb.Now(), Caller: string(id.Kind) + " " + id.Name, Uid: id.UID, Address: address, Call: "Session", Object: id.Name}
+	e := newEntry(caller{kind: id.Kind, name: id.Name, uid: id.UID}, address, "Session", id.Name)
 	if err != nil {
 		e.Error, e.Code = err.Error(), connect.CodePermissionDenied.String()
 	}

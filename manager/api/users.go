@@ -114,10 +114,7 @@ const (
 
 // newQuota returns the quota of a new user, with the default limits where none is asked for.
 func newQuota(role v1.Role, asked *v1.Quota) *v1.Quota {
-	q := &v1.Quota{}
-	if asked != nil {
-		q = proto.CloneOf(asked)
-	}
+	q := proto.CloneOf(cmp.Or(asked, &v1.Quota{}))
 	if role == v1.Role_ROLE_USER {
 		q.ImageBytes = cmp.Or(q.ImageBytes, defaultImages)
 		q.OutputBytes = cmp.Or(q.OutputBytes, defaultOutput)
@@ -128,19 +125,13 @@ func newQuota(role v1.Role, asked *v1.Quota) *v1.Quota {
 
 // grants reports whether a quota has all the limits that are asked for; 0 asks for none.
 func grants(have, asked *v1.Quota) bool {
-	with := proto.CloneOf(have)
-	if with == nil {
-		with = &v1.Quota{}
-	}
-	if asked != nil {
-		proto.Merge(with, asked)
-	}
+	with := proto.CloneOf(cmp.Or(have, &v1.Quota{}))
+	proto.Merge(with, cmp.Or(asked, &v1.Quota{}))
 	return sameQuota(have, with)
 }
 
 func sameQuota(a, b *v1.Quota) bool {
-	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes() && a.GetVolumeBytes() == b.GetVolumeBytes() &&
-		a.GetImageBytes() == b.GetImageBytes() && a.GetRuns() == b.GetRuns() && a.GetOutputBytes() == b.GetOutputBytes()
+	return proto.Equal(cmp.Or(a, &v1.Quota{}), cmp.Or(b, &v1.Quota{}))
 }
 
 // quotaText is a quota for people.

@@ -217,7 +217,7 @@ func (s *Store) room(n int64) error {
 
 // full converts the system's "no space" errors to ErrFull.
 func full(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if durable.IsFull(err) {
 		return fmt.Errorf("%w: %w", ErrFull, err)
 	}
 	return err

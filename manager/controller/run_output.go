@@ -10,12 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/dustin/go-humanize"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/durable"
 	"watari/manager/store"
 )
 
@@ -221,7 +221,7 @@ func (s *stream) write(data []byte, offset uint64, room func(n uint64) error) er
 
 // full gives an error of a full disk its name.
 func full(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if durable.IsFull(err) {
 		return errDiskFull
 	}
 	return err

@@ -112,3 +112,22 @@ func (s Switch[T]) Command(env *Env) *cobra.Command {
 	command.Flags().BoolVar(&undo, "undo", false, s.Undo)
 	return command
 }
+
+// Removal is the action of the verb "remove" of a noun: it removes the object that the first argument names.
+func (e *Env) Removal(kind string, remove func(ctx context.Context, c *client.Client, name string) error) func(*cobra.Command, []string) error {
+	return e.Run(func(ctx context.Context, args []string) error {
+		name := args[0]
+		if err := CheckName(kind, name); err != nil {
+			return err
+		}
+		c, err := e.Client()
+		if err != nil {
+			return err
+		}
+		if err := remove(ctx, c, name); err != nil {
+			return fmt.Errorf("remove %s %s: %w", kind, name, err)
+		}
+		e.Notef("%s %s is removed", kind, name)
+		return nil
+	})
+}

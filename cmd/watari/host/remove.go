@@ -2,13 +2,13 @@ package host
 
 import (
 	"context"
-	"fmt"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 )
 
 func newRemove(env *cli.Env) *cobra.Command {
@@ -23,19 +23,9 @@ func newRemove(env *cli.Env) *cobra.Command {
 		Example:           "  watari host remove a1\n  watari host remove a1 --lost",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			if err := cli.CheckName("host", args[0]); err != nil {
-				return err
-			}
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			if _, err := c.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: args[0], Lost: lost})); err != nil {
-				return fmt.Errorf("remove host %s: %w", args[0], err)
-			}
-			env.Notef("host %s is removed", args[0])
-			return nil
+		RunE: env.Removal("host", func(ctx context.Context, c *client.Client, name string) error {
+			_, err := c.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: name, Lost: lost}))
+			return err
 		}),
 	}
 	command.Flags().BoolVar(&lost, "lost", false, "the host is permanently off: start its guests on other hosts")

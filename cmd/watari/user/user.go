@@ -75,19 +75,9 @@ func newRemove(env *cli.Env) *cobra.Command {
 		Example:           "  watari user remove aiko",
 		Args:              cli.Args("USER"),
 		ValidArgsFunction: env.Complete(cli.Users),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			if err := cli.CheckName("user", args[0]); err != nil {
-				return err
-			}
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			if _, err := c.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: args[0]})); err != nil {
-				return fmt.Errorf("remove user %s: %w", args[0], err)
-			}
-			env.Notef("user %s is removed", args[0])
-			return nil
+		RunE: env.Removal("user", func(ctx context.Context, c *client.Client, name string) error {
+			_, err := c.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: name}))
+			return err
 		}),
 	}
 }
