@@ -77,8 +77,8 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	return machine.Result{Err: err}
 }
 
-// list lists the domains. It also updates the hypervisor's part of the host's information, which may change whenever
-// the daemon restarts.
+// list lists the domains. It also updates the hypervisor's part of the host's information, which may change when the daemon
+// restarts.
 func (a *Agent) list(ctx context.Context, act machine.Act) machine.Result {
 	list, err := a.hypervisor.List(ctx)
 	result := machine.Result{Domains: list, Err: err}

@@ -1,6 +1,6 @@
 package agent
 
-// agent.go - the agent: its configuration, its start and end, and what it does every few seconds.
+// agent.go - the agent: its configuration, start, end, and periodic work.
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 // keepForgotten is how long the host keeps the record of a forgotten guest.
 const keepForgotten = 24 * time.Hour
 
-// Config says where an agent lives and what it works with.
+// Config configures an agent.
 type Config struct {
 	Name     string // the host's
 	StateDir string // /var/lib/watari/agent
@@ -120,7 +120,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.templates.sweep()
 	a.clearRecords()
 	loaded, err := a.loadState()
-	if err != nil { // a guest that this agent does not know of would count as ended
+	if err != nil { // otherwise a guest that this agent does not know would count as ended
 		return nil, fmt.Errorf("start the agent: %w", err)
 	}
 	if config.Watchdog != nil {
@@ -131,13 +131,13 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.timer = time.AfterFunc(time.Hour, func() { a.feed((*machine.Machine).Tick) })
 	a.feed(func(*machine.Machine, time.Time) {})
 	select {
-	case <-a.listed: // so that the first report shows the host's guests, if the hypervisor answers
+	case <-a.listed: // then the first report shows the host's guests, if the hypervisor answers
 	case <-ctx.Done():
 	}
 	return a, nil
 }
 
-// Tests set these; 0: the machine's default.
+// Tests set these durations; 0: the machine's default.
 var lateCreate, sendEndWait time.Duration
 
 // loadState reads the state that an earlier agent left on disk.
@@ -155,8 +155,8 @@ func (a *Agent) loadState() (machine.Loaded, error) {
 	return loaded, err
 }
 
-// clearRecords deletes expired records and consoles. The lock prevents that the machine takes over a guest whose record
-// is being deleted.
+// clearRecords deletes expired records and consoles. The lock keeps the machine from taking over a guest whose record is
+// being deleted.
 func (a *Agent) clearRecords() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -164,8 +164,7 @@ func (a *Agent) clearRecords() {
 	a.consoles.clear()
 }
 
-// confinement returns how the hypervisor confines new guests, and whether unconfined ones are allowed; nil: not known
-// yet.
+// confinement returns how the hypervisor confines new guests, and whether unconfined guests are allowed; nil: not known yet.
 func (a *Agent) confinement() *v1.Confinement {
 	c := a.hypervisor.Confinement()
 	if c != nil {
@@ -180,8 +179,8 @@ func (a *Agent) channelSocket(uid string) string {
 	return filepath.Join(a.guestRunDir(uid), "channel.sock")
 }
 
-// shutdownWait is how long the agent waits at its end for interrupted acts. An interrupted transfer needs this time to
-// be cancelled properly.
+// shutdownWait is how long the agent waits at its end for interrupted acts. An interrupted transfer needs this time for a
+// clean cancellation.
 const shutdownWait = 3 * time.Second
 
 // Run follows the hypervisor's events until the agent's context ends. Guests and network stay as they are.
@@ -271,7 +270,7 @@ func (a *Agent) sample(ctx context.Context) {
 	}
 }
 
-// Take takes the manager's orders. It fails with machine.ErrStale if it refuses them for good.
+// Take takes the manager's orders. It fails with machine.ErrStale if it refuses the orders for good.
 func (a *Agent) Take(w *v1.HostWanted) (err error) {
 	if forged := a.genuine(w); forged != nil {
 		a.feed(func(m *machine.Machine, now time.Time) { m.Refuse(now, forged.Error()) })
@@ -282,7 +281,8 @@ func (a *Agent) Take(w *v1.HostWanted) (err error) {
 	return err
 }
 
-// Evict ends all guests. The host was removed, so the manager may have started them on other hosts. It may be repeated.
+// Evict ends all guests: the host was removed, so the manager may have started its guests on other hosts. It may be
+// repeated.
 func (a *Agent) Evict() {
 	a.log.Warn("this host was removed; its guests are ended")
 	a.feed((*machine.Machine).Evict)
@@ -303,7 +303,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	go a.pruneImages()
 }
 
-// pruneImages removes images that no order and no guest has needed for a while, and their templates.
+// pruneImages removes images that no order and no guest has needed for a while, and the templates of these images.
 func (a *Agent) pruneImages() {
 	used := map[string]bool{}
 	a.mu.Lock()

@@ -37,7 +37,7 @@ func guestWish(uid string, role v1.GuestRole, epoch uint64) *v1.GuestWanted {
 
 var generation uint64
 
-// take hands the agent a wish of term 1.
+// take gives the agent orders of term 1.
 func (o *outside) take(guests ...*v1.GuestWanted) {
 	o.t.Helper()
 	generation++
@@ -72,7 +72,7 @@ func TestAGuestIsStartedIdentifiedAndEnded(t *testing.T) {
 	if o.state(uid) != domain.Absent || o.count("unplug "+uid) == 0 {
 		t.Errorf("left: %v", o.log)
 	}
-	// Its epoch is used up, even for an order that says otherwise.
+	// The epoch is used up, even for another order.
 	o.take(guestWish(uid, run, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 	if o.count("boot "+uid) != 1 {
@@ -157,7 +157,7 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 	if d, b := slices.Index(o.log, "destroy "+uid), o.count("boot "+uid); d < 0 || b != 2 {
 		t.Errorf("done: %v", o.log)
 	}
-	// The older epoch's orders come late.
+	// Late orders of the older epoch.
 	o.take(guestWish(uid, run, 1))
 	o.await("a problem", func(h *v1.HostObserved) bool {
 		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "epoch 3 is known here") })
@@ -169,7 +169,7 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 	}
 }
 
-// What libvirt was asked for may come after everybody has given it up.
+// libvirt may create a domain after all callers have given up.
 func TestADomainThatComesLateIsEnded(t *testing.T) {
 	o := newOutside(t)
 	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
@@ -307,7 +307,7 @@ func TestAFullDiskRefusesTheStart(t *testing.T) {
 	o.awaitReady(2)
 }
 
-// The disk takes no record at all, not even in the space that is set aside.
+// The disk accepts no record, not even in the reserved space.
 func TestAFailureThatTheDiskRefusesIsReportedFromMemory(t *testing.T) {
 	o := newOutside(t)
 	o.start()
@@ -382,7 +382,7 @@ func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
 	}
 }
 
-// A record that cannot be read concerns its guest alone, and is no reason to end it.
+// A record that cannot be read affects only its own guest, and is no reason to end that guest.
 func TestARecordThatCannotBeReadConcernsItsGuestAlone(t *testing.T) {
 	o := newOutside(t)
 	o.start()()
@@ -392,7 +392,7 @@ func TestARecordThatCannotBeReadConcernsItsGuestAlone(t *testing.T) {
 	}
 	aside := filepath.Join(o.dir, "aside")
 	if err := errors.Join(os.Rename(store.path(uid), aside), os.Mkdir(store.path(uid), 0o755)); err != nil {
-		t.Fatal(err) // reading a folder fails for root, too
+		t.Fatal(err) // for root, too, reading a folder fails
 	}
 	o.mu.Lock()
 	o.domains[uid] = domain.Running
@@ -557,7 +557,7 @@ func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *te
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(template); errors.Is(err, os.ErrNotExist) {
-			break // it has no description
+			break // the guest has no description
 		}
 		if time.Now().After(end) {
 			t.Fatal("what a crash left of templates is not cleaned up")

@@ -1,7 +1,7 @@
 package agent
 
-// checkpoints.go - the host's files of checkpoints: which there are, which are fetched from other hosts, which are removed. The
-// making of one is in cut.go.
+// checkpoints.go - the host's files of checkpoints: lists, fetches and removes them. cut.go makes a guest's file,
+// volume_copy.go a volume's.
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ type Saver interface {
 	// SnapshotPipe returns the path of the named pipe through which a guest is saved.
 	SnapshotPipe(name string) (string, error)
 	PrepareSnapshot(ctx context.Context, uid, pipe string) (Snapshot, error)
-	// EndSnapshot throws away what is left of a snapshot that another process has left.
+	// EndSnapshot discards a snapshot that another process left unfinished.
 	EndSnapshot(ctx context.Context, uid, pipe string) error
 	// Restore creates a paused domain from a saved state. It changes the file.
 	Restore(ctx context.Context, spec domain.Spec, path string) error
@@ -45,18 +45,18 @@ type Saver interface {
 	Writer() *exec.Cmd
 }
 
-// Snapshot is a guest's state that is about to be taken, or that is being read.
+// Snapshot is a guest's state that is about to be taken or is being read.
 type Snapshot interface {
 	io.Reader
 	// Begin takes the state and lets the guest go on.
 	Begin(ctx context.Context) error
-	// Behind is closed when the reader has become so slow that the guest may soon have to wait for it.
+	// Behind is closed when the reader is so slow that the guest may soon have to wait for it.
 	Behind() <-chan struct{}
-	// Close ends it, finished or not.
+	// Close ends the snapshot, finished or not.
 	Close() error
 }
 
-// savedFile describes a file of a checkpoint on disk, beside it.
+// savedFile describes a file of a checkpoint. Its description is stored beside the file.
 type savedFile struct {
 	Epoch   uint64          `json:"epoch"`
 	File    checkpoint.File `json:"file"`
@@ -67,7 +67,7 @@ func (f savedFile) proto() *v1.CheckpointFile {
 	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: f.File.Digest, Size: uint64(f.File.Size)}, StateBytes: uint64(f.File.State), Base: f.File.Base}
 }
 
-// fileOf is the opposite of savedFile.proto.
+// fileOf is the inverse of savedFile.proto.
 func fileOf(f *v1.CheckpointFile) checkpoint.File {
 	return checkpoint.File{Digest: f.GetBlob().GetDigest(), Size: int64(f.GetBlob().GetSize()), State: int64(f.GetStateBytes()), Base: f.GetBase()}
 }
@@ -75,21 +75,21 @@ func fileOf(f *v1.CheckpointFile) checkpoint.File {
 // fileKey identifies a file.
 type fileKey struct{ checkpoint, guest string }
 
-// checkpointKeeper follows the manager's orders about checkpoints.
+// checkpointKeeper carries out the manager's orders about checkpoints.
 type checkpointKeeper struct {
 	agent *Agent
 	dir   string
 	log   *slog.Logger
 
 	mu       sync.Mutex
-	cuts     map[string]*cut         // that are being made, or have failed; by checkpoint
-	copies   map[fileKey]*volumeCopy // the same, of volumes
+	cuts     map[string]*cut         // being made, or failed; by checkpoint
+	copies   map[fileKey]*volumeCopy // volumes' copies that are being made, or have failed
 	files    map[fileKey]savedFile
 	fetching map[fileKey]context.CancelFunc
-	refused  map[fileKey]error // why a file is not fetched: this host has no room for it, or has failed mostFailures times
+	refused  map[fileKey]error // why a file is not fetched: no room on this host, or mostFailures failures
 	verified map[fileKey]*verified
 
-	verifies sync.Mutex // held while a file is verified
+	verifies sync.Mutex // held while a file is verified, or a guest restored on trial
 }
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
@@ -105,11 +105,11 @@ func (k *checkpointKeeper) path(key fileKey) string {
 
 const descriptionSuffix = ".json"
 
-// restoredState is the name of the file in a guest's folder that has the guest's memory, in the clear, while it is restored.
+// restoredState is the name of a file in a guest's folder. During a restore it has the guest's memory in plain text.
 const restoredState = "restore.state"
 
-// load reads the descriptions of files, and removes files without one: they are not whole. It removes what an agent has left that
-// was killed during a restore.
+// load reads the descriptions of files, and removes files without a description, which are incomplete. It removes the plain
+// states that an agent left when it was killed during a restore.
 func (k *checkpointKeeper) load() {
 	left, _ := filepath.Glob(k.agent.records.GuestDir("*") + "/" + restoredState + "*")
 	for _, path := range left {
@@ -139,7 +139,7 @@ func (k *checkpointKeeper) load() {
 	}
 }
 
-// want takes up the manager's orders. It does not wait.
+// want takes the manager's orders. It does not wait.
 func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -166,11 +166,11 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 			case whole:
 			case w.Volume && k.copies[key] == nil:
 				k.copies[key] = &volumeCopy{key: key, over: true, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: agentIsNew}
-			case w.Volume && k.copies[key].over: // it has failed
+			case w.Volume && k.copies[key].over: // the copy has failed
 			case w.Volume:
 				k.copies[key].set(w.Order)
 			default:
-				if c == nil { // its agent has died
+				if c == nil { // the agent that made it has died
 					c = &cut{keeper: k, id: w.CheckpointId, over: true}
 					k.cuts[w.CheckpointId] = c
 				}
@@ -185,7 +185,7 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 	}
 	for key, cancel := range k.fetching {
 		if !kept[key] {
-			cancel() // it is not to be here any more
+			cancel() // this host is no longer to have the file
 		}
 	}
 	for id, wanted := range begin {
@@ -198,14 +198,14 @@ func validUID(uid string) bool {
 	return uid != "" && uid != "." && uid != ".." && !strings.ContainsAny(uid, "/\x00")
 }
 
-// fetchAgain is the pause before a file that could not be fetched is fetched again.
+// fetchAgain is the pause after a failed fetch of a file.
 const fetchAgain = 2 * time.Second
 
-// mostFailures is after how many failures a host says that it cannot keep a copy, so that another one is asked. It goes on trying while
-// it is ordered to: a guest that is to be restored here may have no better place.
+// mostFailures is the number of failures after which the host reports that it cannot keep a copy; the manager then asks
+// another host, also for a guest that was to be restored here. This host goes on trying while it is ordered to.
 const mostFailures = 5
 
-// keep fetches a file if it is not here, until it is here or not wanted any more. k.mu is held.
+// keep fetches a missing file. It tries until the file is here or no longer wanted. k.mu is held.
 func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	wanted := savedFile{Epoch: w.Epoch, File: fileOf(w.File)}
 	have, whole := k.files[key]
@@ -220,7 +220,7 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	go func() {
 		defer cancel()
 		failures := 0
-		begun := false // what has been fetched already needs no room any more
+		begun := false // an earlier attempt found room; a part of the file may be here
 		_, err := backoff.Retry(ctx, func() (bool, error) { return true, k.fetch(ctx, key, wanted, w.File.Blob, &begun) },
 			backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0),
 			backoff.WithNotify(func(err error, _ time.Duration) {
@@ -239,7 +239,7 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	}()
 }
 
-// refuse notes why a file is not fetched, or that nothing is to be said of that.
+// refuse records why a file is not fetched, or deletes the record if refused is false.
 func (k *checkpointKeeper) refuse(key fileKey, why error, refused bool) {
 	k.mu.Lock()
 	before := k.refused[key] != nil
@@ -252,13 +252,14 @@ func (k *checkpointKeeper) refuse(key fileKey, why error, refused bool) {
 	}
 }
 
-// fetch fetches a file if there is room for it. begun says that there was at an earlier attempt, of which a part may be here.
+// fetch fetches a file if there is room for it. If begun is true, an earlier attempt found room and may have left a part, so
+// fetch does not check again.
 func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, blob *v1.Blob, begun *bool) error {
 	if err := k.makeFolder(key); err != nil {
 		return err
 	}
 	if free, spare := k.room(); !*begun && free < f.File.Size+spare {
-		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
+		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
 	}
 	*begun = true
 	err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {})
@@ -275,10 +276,10 @@ func (k *checkpointKeeper) makeFolder(key fileKey) error {
 	return os.MkdirAll(filepath.Dir(k.path(key)), 0o700)
 }
 
-// mostSpare is the most that stays free on the disk, bytes; on a small disk a tenth of it does.
+// mostSpare bounds how many bytes of the disk stay free; on a small disk a tenth of it stays free.
 const mostSpare = 1 << 30
 
-// room returns the free bytes of the disk, and how many of them are to stay free.
+// room returns the free bytes of the disk, and how many bytes must stay free.
 func (k *checkpointKeeper) room() (free, spare int64) {
 	var disk unix.Statfs_t
 	if unix.Statfs(k.dir, &disk) != nil && unix.Statfs(k.agent.config.StateDir, &disk) != nil { // k.dir is made with the first file
@@ -287,7 +288,7 @@ func (k *checkpointKeeper) room() (free, spare int64) {
 	return int64(disk.Bavail) * disk.Bsize, min(mostSpare, int64(disk.Blocks)*disk.Bsize/10)
 }
 
-// describe writes a file's description, which makes the file count as whole.
+// describe writes a file's description. With a description, the file counts as complete.
 func (k *checkpointKeeper) describe(key fileKey, f savedFile) error {
 	text, err := json.Marshal(f)
 	if err != nil {
@@ -307,7 +308,7 @@ func (k *checkpointKeeper) describeNew(key fileKey, f savedFile) error {
 	return nil
 }
 
-// base returns the file on which a new one may build; nil: it is not here.
+// base returns the file on which a new file may build; nil: this host has none.
 func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
 	key := fileKey{w.Base, w.GuestUid}
 	k.mu.Lock()
@@ -319,14 +320,14 @@ func (k *checkpointKeeper) base(w *v1.CheckpointWanted) *checkpoint.Stored {
 	return &checkpoint.Stored{Path: k.path(key), File: f.File}
 }
 
-// supersede removes the index of the file on which a new one builds: the next one builds on the new one.
+// supersede removes the index of the file on which f builds. The next file builds on f, so the old index is not needed.
 func (k *checkpointKeeper) supersede(w *v1.CheckpointWanted, f checkpoint.File) {
 	if f.Base != "" {
 		checkpoint.RemoveIndex(k.path(fileKey{w.Base, w.GuestUid}))
 	}
 }
 
-// discard ends the making of a checkpoint, and removes a file. k.mu is held.
+// discard cancels the making or the fetching of a file, or removes the file. k.mu is held.
 func (k *checkpointKeeper) discard(key fileKey) {
 	if c := k.copies[key]; c != nil {
 		if !c.over {
@@ -338,7 +339,7 @@ func (k *checkpointKeeper) discard(key fileKey) {
 	if c := k.cuts[key.checkpoint]; c != nil {
 		if !c.over {
 			c.cancel()
-			return // the report tells of it until it has ended
+			return // it stays in the report until it has ended
 		}
 		delete(k.cuts, key.checkpoint)
 	}
@@ -349,7 +350,7 @@ func (k *checkpointKeeper) discard(key fileKey) {
 	k.remove(key)
 }
 
-// remove removes a file from disk. Its description goes first. k.mu is held.
+// remove removes a file from disk, its description first. k.mu is held.
 func (k *checkpointKeeper) remove(key fileKey) {
 	digest := k.files[key].File.Digest
 	delete(k.files, key)
@@ -360,7 +361,7 @@ func (k *checkpointKeeper) remove(key fileKey) {
 			k.log.Warn("a file of a checkpoint stays on disk", "error", err)
 		}
 	}
-	_ = os.Remove(filepath.Dir(k.path(key))) // fails if it has other files
+	_ = os.Remove(filepath.Dir(k.path(key))) // fails if the folder has other files
 	if digest != "" {
 		go k.agent.images.Forget(digest)
 	}
@@ -393,7 +394,7 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 	return list
 }
 
-// recover lets guests go on that an earlier agent has left in the middle of a checkpoint.
+// recover resumes guests that an earlier agent left in the middle of a checkpoint.
 func (k *checkpointKeeper) recover(ctx context.Context) {
 	saver := k.agent.config.Saver
 	if saver == nil {
@@ -410,14 +411,14 @@ func (k *checkpointKeeper) recover(ctx context.Context) {
 		if _, err := os.Stat(pipe); err != nil || k.taking(g.UID) {
 			continue
 		}
-		k.log.Warn("a checkpoint was broken off; the guest goes on", "guest", g.Name)
+		k.log.Warn("a checkpoint was interrupted; the guest is resumed", "guest", g.Name)
 		if err := errors.Join(saver.EndSnapshot(ctx, g.UID, pipe), k.agent.hypervisor.Resume(ctx, g.UID)); err != nil {
-			k.log.Error("end what is left of a checkpoint", "guest", g.Name, "error", err)
+			k.log.Error("discard an interrupted checkpoint", "guest", g.Name, "error", err)
 		}
 	}
 }
 
-// taking reports whether this agent makes a checkpoint of a guest.
+// taking reports whether this agent is making a checkpoint of a guest.
 func (k *checkpointKeeper) taking(uid string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -441,7 +442,7 @@ func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWan
 	return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
 }
 
-// read writes the state in the file of a guest or a volume to a file of its own. A damaged file is removed.
+// read writes the state in the file of a guest or a volume to the file to. It removes a damaged file of the chain.
 func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid, to string) error {
 	identity, err := age.ParseX25519Identity(from.Key)
 	if err != nil {
@@ -452,15 +453,15 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 	for _, f := range keys {
 		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
 	}
-	states := int64(min(len(chain), 2)) // of a chain, the state before is on disk, too
+	states := int64(min(len(chain), 2)) // reading a chain needs the previous state on disk, too
 	if free, spare := k.room(); free < states*int64(from.File.GetStateBytes())+spare {
-		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
+		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
 	}
 	err = checkpoint.Read(ctx, chain, identity, to)
 	var damage *checkpoint.DamagedError
 	if errors.As(err, &damage) {
 		k.mu.Lock()
-		k.remove(keys[damage.Index].key) // another host may have it whole
+		k.remove(keys[damage.Index].key) // another host may have an intact copy
 		k.mu.Unlock()
 	}
 	return err
@@ -472,7 +473,7 @@ type neededFile struct {
 	file checkpoint.File
 }
 
-// chainOf returns the files from which a guest or a volume is restored; each builds on the one before.
+// chainOf returns the files from which a guest or a volume is restored. Each file builds on the one before.
 func chainOf(from *v1.RestoreOrder, uid string) (list []neededFile) {
 	for _, b := range from.Bases {
 		list = append(list, neededFile{fileKey{b.CheckpointId, uid}, fileOf(b.File)})
@@ -480,26 +481,27 @@ func chainOf(from *v1.RestoreOrder, uid string) (list []neededFile) {
 	return append(list, neededFile{fileKey{from.CheckpointId, uid}, fileOf(from.File)})
 }
 
-// has reports whether the files from which a guest or a volume is restored are here.
+// has reports whether this host has all files from which a guest or a volume is restored.
 func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return !slices.ContainsFunc(chainOf(from, uid), func(n neededFile) bool { return !validUID(n.key.checkpoint) || k.files[n.key].File != n.file })
 }
 
-// lacksRoom returns why a file from which a guest is restored does not fit on this host; nil: nothing says so.
-func (k *checkpointKeeper) lacksRoom(from *v1.RestoreOrder, uid string) error {
+// notFetched returns why this host cannot fetch one of the files from which a guest or a volume is restored: it lacks room, or
+// mostFailures attempts have failed, because the hosts that have the file cannot be dialled, for instance. nil: no file was refused.
+func (k *checkpointKeeper) notFetched(from *v1.RestoreOrder, uid string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, n := range chainOf(from, uid) {
-		if err := k.refused[n.key]; errors.Is(err, checkpoint.ErrNoRoom) {
+		if err := k.refused[n.key]; err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitFile waits until the file from which a guest is restored is here.
+// awaitFile waits until this host has the files from which a guest is restored.
 func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, step func(string)) error {
 	if k.agent.config.Saver == nil {
 		return errors.New("this host cannot restore guests")
@@ -509,8 +511,8 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 		if k.has(w.Restore, w.Uid) {
 			return nil
 		}
-		if err := k.lacksRoom(w.Restore, w.Uid); err != nil {
-			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may have room
+		if err := k.notFetched(w.Restore, w.Uid); err != nil {
+			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may succeed
 		}
 		select {
 		case <-ctx.Done():

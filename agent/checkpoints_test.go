@@ -17,13 +17,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// newKeeper makes a keeper of files in a folder, of an agent without a hypervisor.
+// newKeeper makes a keeper of files in a folder, for an agent without a hypervisor.
 func newKeeper(t *testing.T, dir string) *checkpointKeeper {
 	return newCheckpointKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: dir}, log: slog.New(slog.DiscardHandler), images: stubImages{},
 		records: NewRecordStore(filepath.Join(dir, "guests")), changed: make(chan struct{})})
 }
 
-// written puts a whole file of a checkpoint into a folder.
+// written puts a complete file of a checkpoint into a folder.
 func written(t *testing.T, k *checkpointKeeper, key fileKey) savedFile {
 	if err := k.makeFolder(key); err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestDiscardedFilesAreRemoved(t *testing.T) {
 	}
 }
 
-// An agent that knows nothing of a checkpoint, because an earlier one began it, must not go on with it.
+// An agent must not continue a checkpoint that an earlier agent began.
 func TestAForgottenCheckpointHasFailed(t *testing.T) {
 	for _, order := range []v1.CheckpointOrder{v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE} {
 		k := newKeeper(t, t.TempDir())
@@ -106,7 +106,7 @@ func TestAForgottenCheckpointHasFailed(t *testing.T) {
 	}
 }
 
-// failing fails to fetch a few times.
+// failing fails the first fetches.
 type failing struct {
 	stubImages
 	times atomic.Int32
@@ -119,7 +119,7 @@ func (f *failing) Fetch(_ context.Context, _ *v1.Blob, path string, _ func(strin
 	return os.WriteFile(path, []byte("state"), 0o600)
 }
 
-// The manager sends no new orders because a fetch has failed.
+// A failed fetch causes no new orders from the manager.
 func TestAFileThatCouldNotBeFetchedIsFetchedAgain(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
 	images := &failing{}
@@ -134,7 +134,7 @@ func TestAFileThatCouldNotBeFetchedIsFetchedAgain(t *testing.T) {
 	}
 }
 
-// What no order names any more is not fetched for ever.
+// A file that no order names any more is no longer fetched.
 func TestAFileThatIsNotWantedAnyMoreIsNotFetched(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
 	images := &failing{}
@@ -156,7 +156,7 @@ func TestAFileThatIsNotWantedAnyMoreIsNotFetched(t *testing.T) {
 	}
 }
 
-// A whole file is never made anew: the others of its checkpoint belong to it.
+// A complete file is never made again: the other files of its checkpoint belong to it.
 func TestAWholeFileIsNotMadeAgain(t *testing.T) {
 	dir := t.TempDir()
 	k := newKeeper(t, dir)
@@ -181,7 +181,7 @@ func TestNamesThatLeaveTheFolderAreRefused(t *testing.T) {
 	}
 }
 
-// A guest is not restored on a host that has no room for its file: another one may have room.
+// A guest is not restored on a host without room for its file: another host may have room.
 func TestAHostWithoutRoomForACheckpointRefusesTheGuest(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
 	k.agent.config.Saver = struct{ Saver }{}

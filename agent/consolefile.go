@@ -30,7 +30,7 @@ func openConsole(path string) (*consoleFile, error) {
 	for _, name := range append(rolledOver(path), path) {
 		file, err := os.Open(name)
 		if errors.Is(err, os.ErrNotExist) && name != path {
-			continue // virtlogd has renamed a file meanwhile
+			continue // virtlogd renamed a file meanwhile
 		}
 		if err != nil {
 			c.Close()
@@ -70,8 +70,8 @@ func (c *consoleFile) Close() {
 	}
 }
 
-// ReadAt reads from offset on, up to the end of one file. skipped is the number of dropped bytes before those that it
-// read. It returns 0, 0, io.EOF at the end.
+// ReadAt reads from offset up to the end of one file. skipped is the number of dropped bytes before the read bytes. At the
+// end, it returns 0, 0, io.EOF.
 func (c *consoleFile) ReadAt(buf []byte, offset int64) (n int, skipped int64, err error) {
 	begin := int64(0)
 	for i, file := range c.files {
@@ -106,7 +106,7 @@ func (c *consoleFile) tail(limit int64) string {
 	return b.String()
 }
 
-// copyFrom writes the bytes from offset to end. A line stands in place of dropped bytes.
+// copyFrom writes the bytes from offset to end. It writes a line in place of dropped bytes.
 func (c *consoleFile) copyFrom(w io.Writer, offset, end int64) error {
 	buf := make([]byte, 64<<10)
 	for offset < end {

@@ -1,8 +1,8 @@
 package agent
 
-// consoles.go - guests' serial consoles. QEMU appends to guests/<uid>/console.log. When an epoch has ended here, its
-// console becomes guests/<uid>/consoles/<epoch>.log, and <epoch>.json says how the epoch ended. The agent moves the
-// file only when the guest has no QEMU process.
+// consoles.go - guests' serial consoles. QEMU appends to guests/<uid>/console.log. After an epoch has ended here, its
+// console becomes guests/<uid>/consoles/<epoch>.log, and <epoch>.json describes the end. The agent moves the file only while
+// the guest has no QEMU process.
 
 import (
 	"encoding/json"
@@ -23,11 +23,11 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Limits of kept consoles. A guest that writes or restarts without end must not fill the disk.
+// Limits of kept consoles. A guest that writes or restarts forever must not fill the disk.
 const (
-	keptEpochs      = 8              // ended epochs of a guest
-	keptHead        = 64 << 10       // bytes of each: the boot
-	keptTail        = 192 << 10      // and the end
+	keptEpochs      = 8              // ended epochs per guest
+	keptHead        = 64 << 10       // bytes of each epoch's beginning (the boot)
+	keptTail        = 192 << 10      // bytes of each epoch's end
 	keptOfAllGuests = 64 << 20       // bytes on this host; the oldest consoles are deleted first
 	keepConsoles    = 72 * time.Hour // also of guests that no longer exist
 	runningHead     = 64 << 10       // bytes of a guest that runs
@@ -81,7 +81,7 @@ func (c *consoles) keep(uid string, k keptConsole) error {
 		}
 	}
 	if err != nil {
-		// Remove the file, which the full disk cannot copy: the next epoch would append to it.
+		// Remove the file although it cannot be copied to the full disk: the next epoch would append to it.
 		return errors.Join(fmt.Errorf("keep the console of epoch %d: %w", k.Epoch, err), removeConsole(from))
 	}
 	c.clear()
@@ -175,7 +175,7 @@ func (g *guest) keepConsole(was, is *machine.Record) {
 	}
 }
 
-// kept describes the console of an epoch that ended as its record says.
+// kept describes the console of the epoch that ended as its record says.
 func kept(r *machine.Record) keptConsole {
 	k := keptConsole{Epoch: r.Epoch, Source: r.Source, End: r.Message}
 	k.Began, _ = time.Parse(time.RFC3339, r.BeganAt)

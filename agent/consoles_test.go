@@ -48,7 +48,7 @@ func keptText(t *testing.T, c *consoles, epoch uint64) string {
 	return string(data)
 }
 
-// consoleOf is what the agent serves of a console.
+// consoleOf returns what the agent serves of a console.
 func (o *outside) consoleOf(epoch uint64) string {
 	o.t.Helper()
 	server := httptest.NewServer(o.agent.Handler())
@@ -87,7 +87,7 @@ func TestTheConsoleOfALifeThatEndedIsKeptAndQuoted(t *testing.T) {
 		t.Errorf("last lines %q, not %q", seen.LastLines, want)
 	}
 	stop()
-	o.start() // an agent that is started anew tells the same
+	o.start() // a restarted agent serves the same
 	if again := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE); again.LastLines != seen.LastLines {
 		t.Errorf("a new agent says %q", again.LastLines)
 	}

@@ -83,7 +83,7 @@ func sendConsole(c *consoleFile, offset int64, stream *connect.ServerStream[v1.C
 	buf := make([]byte, 64<<10)
 	for {
 		n, skipped, err := c.ReadAt(buf, offset)
-		if skipped > 0 { // a line in the place of its last bytes says so
+		if skipped > 0 { // a line replaces the last skipped bytes
 			offset += skipped
 			line := []byte(notKept(skipped))
 			line = line[:min(len(line), int(skipped))]

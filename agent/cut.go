@@ -1,7 +1,7 @@
 package agent
 
-// cut.go - this host's part in the making of one checkpoint: it stops the cluster's guests here, takes their states at once, lets
-// them go on, and writes the states to files (docs/design/checkpoint.md).
+// cut.go - this host's part in making a checkpoint: it stops the cluster's guests here, takes their states at the same time,
+// resumes the guests, and writes the states to files (docs/design/checkpoint.md).
 
 import (
 	"context"
@@ -23,7 +23,8 @@ const (
 	answerTime = 2 * time.Second
 	// prepareTime bounds how long the host waits for the order to stop its guests.
 	prepareTime = 2 * decider.PrepareWait
-	// hurryAfter is how long the writing of a file stands back behind all else on a host whose processors are busy.
+	// hurryAfter is how long a file is written at the lowest CPU priority. After that, the writing process gets normal
+	// priority.
 	hurryAfter = time.Minute
 )
 
@@ -31,10 +32,10 @@ const (
 type member struct {
 	wanted   *v1.CheckpointWanted
 	pipe     string
-	snapshot Snapshot          // nil: none is prepared
-	held     bool              // the machine leaves the guest stopped
-	begun    bool              // its snapshot has begun
-	writer   *checkpoint.Apart // writes its file; nil: not started
+	snapshot Snapshot           // nil: none is prepared
+	held     bool               // the machine leaves the guest stopped
+	begun    bool               // its snapshot has begun
+	writer   *checkpoint.Writer // writes its file; nil: not started
 	file     checkpoint.File
 
 	// Under checkpointKeeper.mu.
@@ -52,21 +53,21 @@ type cut struct {
 	*ordered
 
 	// Under checkpointKeeper.mu.
-	over bool // nothing of it is under way
+	over bool // the checkpoint has ended, and no part of it is under way
 }
 
-// ordered is the latest order about a checkpoint that is being made.
+// ordered is the manager's latest order about a checkpoint that is being made.
 type ordered struct {
 	mu    *sync.Mutex // checkpointKeeper's
 	order v1.CheckpointOrder
-	token chan struct{} // there is one when order has changed
+	token chan struct{} // has a token when order has changed
 }
 
 func newOrdered(k *checkpointKeeper) *ordered {
 	return &ordered{mu: &k.mu, order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, token: make(chan struct{}, 1)}
 }
 
-// set takes up an order; mu is held. Orders that come too late change nothing.
+// set takes an order; mu is held. It ignores an order that is not later than the present one.
 func (o *ordered) set(order v1.CheckpointOrder) {
 	if order > o.order {
 		o.order = order
@@ -74,7 +75,7 @@ func (o *ordered) set(order v1.CheckpointOrder) {
 	}
 }
 
-// await waits for an order.
+// await waits for an order, or a later one.
 func (o *ordered) await(ctx context.Context, order v1.CheckpointOrder, limit time.Duration) error {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -110,9 +111,9 @@ func beginCut(k *checkpointKeeper, id string, orders []*v1.CheckpointWanted) *cu
 	return c
 }
 
-// take takes up an order to stop the guests or to take their states. k.mu is held.
+// take takes an order to stop the guests or to take their states. k.mu is held.
 func (c *cut) take(w *v1.CheckpointWanted) {
-	if c.ordered == nil { // it is not known here
+	if c.ordered == nil { // this agent did not begin the checkpoint
 		for _, m := range c.members {
 			if m.wanted.GuestUid == w.GuestUid {
 				return
@@ -124,8 +125,8 @@ func (c *cut) take(w *v1.CheckpointWanted) {
 	c.set(w.Order)
 }
 
-// agentIsNew is why a checkpoint has failed of which this agent knows nothing.
-const agentIsNew = "its agent was started anew meanwhile"
+// agentIsNew is the failure of a checkpoint that an earlier agent began.
+const agentIsNew = "its agent was restarted meanwhile"
 
 // report returns the guests' states. k.mu is held.
 func (c *cut) report() (list []*v1.CheckpointObserved) {
@@ -136,7 +137,7 @@ func (c *cut) report() (list []*v1.CheckpointObserved) {
 	return list
 }
 
-// enter brings all guests into a phase.
+// enter sets the phase of all guests.
 func (c *cut) enter(phase v1.CheckpointPhase) {
 	c.keeper.mu.Lock()
 	for _, m := range c.members {
@@ -194,7 +195,7 @@ func (m *member) saved() savedFile {
 	return savedFile{Epoch: m.wanted.Epoch, File: m.file, StoodMS: uint32(m.stood.Milliseconds())}
 }
 
-// describe writes the descriptions of the files, which makes them whole.
+// describe writes the descriptions of the files. With a description, a file counts as complete.
 func (c *cut) describe() error {
 	for _, m := range c.members {
 		if err := c.keeper.describeNew(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
@@ -205,7 +206,7 @@ func (c *cut) describe() error {
 	return nil
 }
 
-// make carries out the phases. It returns the holder, nil if there is none. release must follow.
+// make carries out the phases. It returns the holder; nil: none was started. The caller then calls release.
 func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 	if process, err = c.prepare(ctx); err != nil {
 		return process, err
@@ -224,7 +225,7 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 		return process, err
 	}
 	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED)
-	if err := c.await(ctx, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE, decider.StandLimit); err != nil {
+	if err := c.await(ctx, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE, decider.MaxStop); err != nil {
 		return process, err
 	}
 	written := c.begin(ctx, stopped)
@@ -233,7 +234,7 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 		err = process.Kept(answerTime)
 	}
 	if err != nil {
-		_ = written.wait(true) // what it says follows from err
+		_ = written.wait(true) // its error follows from err
 		return process, err
 	}
 	c.letGo()
@@ -244,7 +245,7 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 	return process, process.Whole(answerTime)
 }
 
-// prepare makes everything ready, so that guests stand as briefly as possible.
+// prepare starts the processes that the cut needs before the guests are stopped, so that they are stopped only briefly.
 func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 	k := c.keeper
 	saver := k.agent.config.Saver
@@ -265,7 +266,7 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 			return nil, err
 		}
 		_, spare := k.room()
-		m.writer, err = checkpoint.StartApart(saver.Writer(), checkpoint.Job{Path: k.path(fileKey{c.id, m.wanted.GuestUid}), Recipient: m.wanted.Recipient,
+		m.writer, err = checkpoint.StartWriter(saver.Writer(), checkpoint.Job{Path: k.path(fileKey{c.id, m.wanted.GuestUid}), Recipient: m.wanted.Recipient,
 			Limit: int64(m.wanted.Limit), Spare: spare, Layout: checkpoint.Memory, Base: k.base(m.wanted)})
 		if err != nil {
 			return nil, err
@@ -275,9 +276,9 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 	return hold.Start(saver.Holder(guests), holderTime)
 }
 
-// writing is the writing of the guests' states.
+// writing is the concurrent writing of the guests' states.
 type writing struct {
-	begun  error // why not all have begun
+	begun  error // why not all snapshots have begun
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 	mu     sync.Mutex
@@ -290,7 +291,7 @@ func (w *writing) failed(err error) {
 	w.err = errors.Join(w.err, err)
 }
 
-// wait waits until all is written; cut: it gives that up.
+// wait waits until all states are written; cut: it cancels the writing first.
 func (w *writing) wait(cut bool) error {
 	if cut {
 		w.cancel()
@@ -300,8 +301,8 @@ func (w *writing) wait(cut bool) error {
 	return w.err
 }
 
-// begin takes the guests' states and lets the guests go on. The states are written concurrently. stopped is when the guests
-// stopped.
+// begin begins all snapshots; each guest goes on when its snapshot has begun. The states are written concurrently. stopped
+// is when the guests were stopped.
 func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &writing{cancel: cancel}
@@ -311,7 +312,7 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	for i, m := range c.members {
 		m.begun = true
 		written := make(chan struct{})
-		w.done.Go(func() { // it waits for Begin, unless QEMU has written much before that
+		w.done.Go(func() { // the first read blocks until Begin, unless QEMU wrote much before
 			var err error
 			if m.file, err = m.writer.Write(ctx, m.snapshot); err != nil {
 				w.failed(err)
@@ -343,7 +344,7 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 	return w
 }
 
-// letGo leaves the guests to the machine again.
+// letGo tells the machine that it may start, stop and move the guests again.
 func (c *cut) letGo() {
 	for _, m := range c.members {
 		if m.held {
@@ -353,10 +354,10 @@ func (c *cut) letGo() {
 	}
 }
 
-// release ends the holder and the snapshots. failed: why the checkpoint is void; nil: it is whole.
+// release ends the holder and the snapshots. failed: why the checkpoint is void; nil: it is complete.
 func (c *cut) release(process *hold.Process, failed error) {
 	if process != nil {
-		_ = process.Done() // it lets the guests go on
+		_ = process.Done() // the holder resumes the guests
 	}
 	for _, m := range c.members {
 		if m.writer != nil {
@@ -371,7 +372,7 @@ func (c *cut) release(process *hold.Process, failed error) {
 		if failed != nil && (m.held || m.begun) { // the holder may have been killed
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.keeper.agent.ctx), holderTime)
 			if err := c.keeper.agent.hypervisor.Resume(ctx, m.wanted.GuestUid); err != nil {
-				c.keeper.log.Warn("let a guest go on", "guest", m.wanted.Guest, "error", err)
+				c.keeper.log.Warn("resume a guest", "guest", m.wanted.Guest, "error", err)
 			}
 			cancel()
 		}
@@ -379,13 +380,14 @@ func (c *cut) release(process *hold.Process, failed error) {
 	c.letGo()
 }
 
-// holdGuest has the machine leave a guest stopped that runs under an epoch; false: it does not just run.
+// holdGuest makes the machine leave a guest stopped. It returns false if the guest does not run under this epoch, or is
+// being started, stopped or moved.
 func (a *Agent) holdGuest(uid string, epoch uint64) (held bool) {
 	a.feed(func(m *machine.Machine, now time.Time) { held = m.Hold(now, uid, epoch) })
 	return held
 }
 
-// releaseGuest ends holdGuest.
+// releaseGuest undoes holdGuest.
 func (a *Agent) releaseGuest(uid string) {
 	a.feed(func(m *machine.Machine, now time.Time) { m.Release(now, uid) })
 }

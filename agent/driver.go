@@ -9,7 +9,7 @@ import (
 	"watari/agent/machine"
 )
 
-// feed gives the machine an input, and begins the acts that follow.
+// feed gives the machine an input, and begins the acts that the machine returns.
 func (a *Agent) feed(input func(m *machine.Machine, now time.Time)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -37,7 +37,7 @@ func (a *Agent) keepGuestsLocked() {
 		known[view.UID] = true
 		g := a.guests[view.UID]
 		if g != nil && g.name == "" && view.Name != "" {
-			g.end() // nothing but the reading of its record was done under no name
+			g.end() // a guest without a name has only had its record read
 			g = nil
 		}
 		if g == nil {
@@ -65,7 +65,7 @@ func (a *Agent) beginLocked(act machine.Act) {
 		return
 	case machine.AnswerAdmission:
 		if answer := a.waiting[act.Connection]; answer != nil {
-			answer <- act.Err // the channel has room for it
+			answer <- act.Err // never blocks: the channel has capacity
 			delete(a.waiting, act.Connection)
 		}
 		return
@@ -107,15 +107,15 @@ func (a *Agent) logAct(g *guest, act machine.Act, result machine.Result, took ti
 	case result.Err == nil:
 		log.Debug("acted", attributes...)
 	case act.Kind == machine.List || act.Kind == machine.ReadTerm || result.Cut:
-		// The first two are tried every second or two, and their reason is a problem that is reported.
+		// The first two are retried every second or two, and the report shows their cause as a problem.
 		log.Debug("an act failed", append(attributes, "error", result.Err)...)
 	default:
 		log.Warn("an act failed", append(attributes, "error", result.Err)...)
 	}
 }
 
-// admit asks the machine whether the tunnel may admit a connection of a transfer. It returns nil when the record of
-// that is on disk.
+// admit asks the machine whether the tunnel may admit a connection of a transfer. It returns nil when the record that admits
+// it is on disk.
 func (a *Agent) admit(uid, migration string) error {
 	answer := make(chan error, 1)
 	a.feed(func(m *machine.Machine, now time.Time) {

@@ -1,6 +1,6 @@
 package agent
 
-// ending.go - explains why a guest ended that the manager wanted to run.
+// ending.go - explains why a guest ended although the manager wanted it to run.
 
 import (
 	"fmt"

@@ -1,6 +1,7 @@
 package agent
 
-// evidence_test.go - what is told of a guest's end, and what may not be told although a guest seems to have ended.
+// evidence_test.go - what the agent reports of a guest's end, and what it must not report of a guest that only seems to have
+// ended.
 
 import (
 	"context"
@@ -60,8 +61,8 @@ func TestOrdersForAnotherBootAreRefused(t *testing.T) {
 	}
 }
 
-// The manager gives the grant to another host once it has heard of the failure. An agent that is started anew may hear the
-// order again, and must not start the guest by it, though it could now.
+// After the failure, the manager gives the grant to another host. A restarted agent may get the order again, and must not
+// start the guest because of that order, even if it could start it now.
 func TestAFailedEpochIsNotStartedByARepeatedOrder(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails, heals func(*outside)
@@ -123,7 +124,7 @@ func TestARecordOfAnEarlierBootIsGone(t *testing.T) {
 	}
 }
 
-// libvirt may carry out late what it was asked for: the guest may run, so nothing is concluded from its absence.
+// libvirt may carry out a request late. The guest may then run, so its absence proves nothing.
 func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
 	o := newOutside(t)
 	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
@@ -132,7 +133,7 @@ func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.await("asked for", func(*v1.HostObserved) bool { return o.count("boot "+uid) == 1 })
 	o.never("an end is told while libvirt is at it", ended)
-	// An agent that is started meanwhile knows no more.
+	// A restarted agent does not know more.
 	stop()
 	lateCreate = time.Minute
 	o.start()

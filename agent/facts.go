@@ -10,8 +10,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// trim removes from a report what the manager knows if it has sent orders in this session: the facts of guests that
-// the orders mention, and the epochs.
+// trim removes from a report what the manager already knows, if the manager has sent orders in this session: the facts of
+// guests that the orders mention, and the epochs.
 func trim(o *v1.HostObserved, mentioned func(uid string) bool) {
 	for _, g := range o.Guests {
 		if mentioned(g.Uid) {

@@ -1,6 +1,6 @@
 package agent
 
-// guest.go - what the agent keeps of one guest beside the machine: sockets, connections, figures.
+// guest.go - the agent's own state of one guest: sockets, connections, figures. The machine has the rest.
 
 import (
 	"context"
@@ -24,16 +24,16 @@ type guest struct {
 	wantedIdentity *v1.Identity // the identity that the keeper gives the guest
 
 	prepared   prepared // written by Prepare, read by Start, which follows it
-	admits     string   // the migration by which it comes, or came, in; empty: none, or its connections are closed
-	stopExpect func()   // used by AllowIncoming, DisallowIncoming and Forget; nil: nothing is expected
+	admits     string   // the migration by which the guest comes, or came, in; empty: none, or its connections are closed
+	stopExpect func()   // used by AllowIncoming, DisallowIncoming and Forget; nil: no migration is expected
 }
 
 // prepared is the result of Prepare.
 type prepared struct {
-	volume   string // the socket at which its volume is served; empty: it has none
+	volume   string // the socket at which the guest's volume is served; empty: it has no volume
 	files    ImageFiles
 	tap      string
-	template string // empty: boot plainly
+	template string // empty: boot without a template
 }
 
 func (a *Agent) newGuest(uid, name string) *guest {
@@ -44,7 +44,7 @@ func (a *Agent) newGuest(uid, name string) *guest {
 	return g
 }
 
-// setStep sets the text that tells waiting people what the agent is doing.
+// setStep sets the text that tells users what the agent is doing.
 func (g *guest) setStep(format string, args ...any) {
 	a := g.agent
 	a.mu.Lock()

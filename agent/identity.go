@@ -50,8 +50,8 @@ type identityKeeper struct {
 	hash    string    // the guest's own hash of its peers when it got that identity
 	boot    string    // the guest kernel's boot id at that time
 	memory  *v1.OutOfMemory
-	list    string // hash of the list of guests that it is to have
-	stale   bool   // it was given an earlier list
+	list    string // hash of the list of guests that the guest must have
+	stale   bool   // the guest has an earlier list
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {
@@ -61,8 +61,8 @@ func newIdentityKeeper(g *guest) *identityKeeper {
 	return k
 }
 
-// expect has the keeper give the guest an identity, unless it is nil. Until the guest has the identity's list of guests, it
-// does not count as ready: launchers would read an old list.
+// expect tells the keeper that the guest's identity may have changed; nil: there is none. The guest does not count as ready
+// until it has the identity's list of guests: launchers would read an old list.
 func (k *identityKeeper) expect(identity *v1.Identity) {
 	if identity != nil {
 		list := peers.Hash(identity.Peers, identity.HomeServer)
@@ -76,7 +76,7 @@ func (k *identityKeeper) expect(identity *v1.Identity) {
 
 func (k *identityKeeper) poke() { poke(k.wake) }
 
-// restarted says that the guest was just started or restored.
+// restarted tells the keeper that the guest was just started or restored.
 func (k *identityKeeper) restarted() {
 	k.mu.Lock()
 	k.trusted = time.Time{}
@@ -84,15 +84,15 @@ func (k *identityKeeper) restarted() {
 	k.resumed()
 }
 
-// resumes says that the guest is about to continue, perhaps after a move. Its agent stopped and continues with it, so
-// the guest stays as ready as it was before the stop.
+// resumes tells the keeper that the guest is about to continue, perhaps after a move. Its agent stopped and continues with
+// it, so the guest stays as ready as it was before the stop.
 func (k *identityKeeper) resumes() {
 	k.mu.Lock()
 	k.trusted = time.Now().Add(trustTime)
 	k.mu.Unlock()
 }
 
-// resumed says that the guest has just continued. The keeper connects to its agent again, and sets its time and
+// resumed tells the keeper that the guest has just continued. The keeper connects to its agent again, and sets its time and
 // identity.
 func (k *identityKeeper) resumed() {
 	k.mu.Lock()

@@ -1,6 +1,6 @@
 package agent
 
-// interfaces.go - what the agent needs from other packages: hypervisor, images, network, tunnels.
+// interfaces.go - interfaces of the parts that the agent uses: hypervisor, images, network, tunnels.
 
 import (
 	"context"
@@ -11,12 +11,12 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Hypervisor is the part of libvirt (package vm) that the agent uses. To end an absent domain is no error. All acts may
-// be repeated.
+// Hypervisor is the part of libvirt (package vm) that the agent uses. Ending an absent domain is no error. All calls may be
+// repeated.
 type Hypervisor interface {
 	Events() <-chan domain.Event
 	Versions() (hypervisor, qemu string, err error)
-	// Confinement says how the hypervisor confines guests; nil before it has answered.
+	// Confinement returns how the hypervisor confines guests; nil before it has answered.
 	Confinement() *v1.Confinement
 	// MigrateSocket returns the path of the Unix socket for a guest's memory, outgoing or incoming. It makes sure that
 	// the hypervisor may create a socket there. The path is the same on all hosts.
@@ -34,8 +34,8 @@ type Hypervisor interface {
 	// Migrate returns when the transfer has ended. It returns nil if the whole guest is at the target, paused, and no
 	// longer exists here. Cancelling ctx aborts the transfer.
 	Migrate(ctx context.Context, uid string, options domain.MigrateOptions) error
-	// Incoming returns the description of a domain that comes in, given the one that its source has sent. It fails if this is not as
-	// the host itself would describe it.
+	// Incoming takes the source's description of an incoming domain, and returns the one to use. It fails if the host itself
+	// would describe the guest otherwise.
 	Incoming(spec domain.Spec, xml string) (string, error)
 	// Creating reports whether a call of Boot or Fork is under way, perhaps without a waiting caller.
 	Creating(uid string) bool
@@ -58,7 +58,7 @@ type Network interface {
 	OpenStorage(ctx context.Context, ports map[string][]uint16) error
 	// Problems returns lasting problems, a sentence each. It does not wait for Apply.
 	Problems() []string
-	// Paths returns what is known of the ways to other hosts. It does not wait for Apply.
+	// Paths returns what is known of the paths to other hosts. It does not wait for Apply.
 	Paths() []*v1.PathObserved
 }
 
@@ -90,7 +90,7 @@ type Images interface {
 	Fetch(ctx context.Context, blob *v1.Blob, path string, step func(string)) error
 	// Adopt lets other hosts fetch a file that was made here.
 	Adopt(digest, path string) error
-	// Forget removes a blob of which the caller has removed the last file.
+	// Forget removes a blob whose last file the caller has removed.
 	Forget(digest string)
 	// Pack compresses a file into a blob that other hosts can fetch, and links it to path.
 	Pack(ctx context.Context, from, path string) (*v1.Blob, error)
@@ -116,13 +116,14 @@ type Tunnels interface {
 	Active(migration string) bool
 }
 
-// Expected is a migration that may come in.
+// Expected is an incoming migration that is expected.
 type Expected struct {
 	Migration, Source string
 	SourceUID         string // the source host's
 	MigrateSocket     string // path at which the hypervisor listens for the guest's memory
 	Name              string // the guest's
-	// Describe returns the description that the hypervisor is to have of the guest, given the source's, or why that is refused.
+	// Describe takes the source's description of the guest, and returns the one for this host's hypervisor. An error refuses
+	// the migration.
 	Describe func(xml string) (string, error)
 	// Admit is called before each connection is admitted; an error refuses it.
 	Admit func() error

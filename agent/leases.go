@@ -17,29 +17,31 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Watchdog ends guests whose leases end; *watchdog.Client is one.
+// Watchdog ends guests whose leases end; *watchdog.Client implements it.
 type Watchdog interface {
-	// Keep tells it all guests with leases, and until when each may run, by the host's clock. After nil it ends each of them then, even
-	// if this process dies. unguarded says which of them would outlive the watchdog's own death, and why.
+	// Keep tells the watchdog all guests with leases, and until when each may run, by the host's clock. After it has
+	// returned nil, the watchdog ends each guest at its time, even if this process dies. unguarded has the guests that would
+	// outlive the watchdog, and the reason.
 	Keep(guests map[string]time.Duration) (unguarded map[string]string, err error)
-	// Kept returns what an earlier agent has told it.
+	// Kept returns what the watchdog was told last, perhaps by an earlier agent.
 	Kept() map[string]time.Duration
 }
 
 // leaseKeeper passes leases on to the watchdog.
 type leaseKeeper struct {
 	agent    *Agent
-	watchdog Watchdog             // nil: guests with leases are not taken
+	watchdog Watchdog             // nil: the host takes no guests with leases
 	clock    func() time.Duration // since the host's boot
 
-	telling sync.Mutex // one call of the watchdog after the other, each with newer leases
-	told    bool       // the watchdog knows some guest; under telling
+	telling sync.Mutex // serializes calls of the watchdog, so that each has newer leases than the one before
+	told    bool       // the watchdog knows a guest; under telling
 
 	mu      sync.Mutex
 	problem string // empty: none
 }
 
-// tellEvery is how often the watchdog is told of leases. It may have been killed, and leases are renewed every second.
+// tellEvery is how often the agent tells the watchdog the leases. The watchdog may have been killed, and leases are renewed
+// every second.
 const tellEvery = time.Second
 
 // run keeps the watchdog's leases up to date.
@@ -92,7 +94,7 @@ func (k *leaseKeeper) keep() error {
 	return err
 }
 
-// allow returns nil if a guest may be started or resumed now: it has no lease, or one that lasts, and the watchdog knows of it.
+// allow returns nil if a guest may be started or resumed now: it has no lease, or an unexpired one that the watchdog knows.
 func (k *leaseKeeper) allow(g *guest) error {
 	k.agent.mu.Lock()
 	until, leased := k.agent.machine.Lease(g.uid)
@@ -112,7 +114,7 @@ func (k *leaseKeeper) allow(g *guest) error {
 	return nil
 }
 
-// problems returns what is to be told people.
+// problems returns the problems for the report.
 func (k *leaseKeeper) problems() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -122,7 +124,7 @@ func (k *leaseKeeper) problems() []string {
 	return []string{k.problem}
 }
 
-// RenewLeases renews leases, and tells the host's time.
+// RenewLeases renews leases, and returns the host's time.
 func (s service) RenewLeases(_ context.Context, r *connect.Request[v1.RenewLeasesRequest]) (*connect.Response[v1.RenewLeasesResponse], error) {
 	boot := s.config.Info.GetBootId()
 	if m := r.Msg; m.HeardNs > 0 && m.BootId == boot {

@@ -15,7 +15,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// stubWatchdog knows what it was told, and ends nothing.
+// stubWatchdog records what it is told, and ends no guest.
 type stubWatchdog struct {
 	mu     sync.Mutex
 	guests map[string]time.Duration
@@ -56,7 +56,7 @@ func leasedWish(role v1.GuestRole, epoch uint64) *v1.GuestWanted {
 	return w
 }
 
-// renew renews the lease of an epoch from a time of this host's, or of another boot's.
+// renew renews the lease of an epoch, from a time of this boot or of another one.
 func (o *outside) renew(epoch uint64, boot string, heard time.Duration) *v1.RenewLeasesResponse {
 	o.t.Helper()
 	r, err := service{o.agent}.RenewLeases(o.t.Context(), connect.NewRequest(&v1.RenewLeasesRequest{BootId: boot, HeardNs: uint64(heard),
@@ -71,12 +71,12 @@ func TestAGuestRunsOnlyWithItsLease(t *testing.T) {
 	o, w := newLeased(t)
 	o.start()
 	o.take(leasedWish(run, 3))
-	told := o.renew(2, "this boot", watchdog.Clock()) // another epoch's
+	told := o.renew(2, "this boot", watchdog.Clock()) // another epoch
 	if told.BootId != "this boot" || told.NowNs == 0 {
 		t.Errorf("the host tells %v", told)
 	}
 	o.renew(3, "another boot", time.Duration(told.NowNs))
-	o.renew(3, "this boot", watchdog.Clock()+time.Hour) // as if of another boot
+	o.renew(3, "this boot", watchdog.Clock()+time.Hour) // as if from another boot
 	time.Sleep(300 * time.Millisecond)
 	if o.state(uid) != domain.Absent {
 		t.Fatal("it runs without a lease")
@@ -86,7 +86,7 @@ func TestAGuestRunsOnlyWithItsLease(t *testing.T) {
 	if until := w.Kept()[uid]; until != time.Duration(told.NowNs)+1800*time.Millisecond {
 		t.Errorf("the watchdog lets it run until %v, the host's time was %v", until, time.Duration(told.NowNs))
 	}
-	for range 4 { // it is renewed, and runs on
+	for range 4 { // the lease is renewed, and the guest runs on
 		time.Sleep(600 * time.Millisecond)
 		told = o.renew(3, "this boot", time.Duration(told.NowNs))
 	}
@@ -115,7 +115,7 @@ func TestNoGuestStartsThatNothingWouldEnd(t *testing.T) {
 	})
 }
 
-// The next agent learns of the leases from the watchdog. Without it, its guests have ended, or end now.
+// The next agent reads the leases from the watchdog. Without a watchdog, the guests with leases have ended, or end now.
 func TestTheNextAgentKnowsTheLeases(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		o, w := newLeased(t)

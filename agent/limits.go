@@ -1,7 +1,7 @@
 package agent
 
-// limits.go - keeps the limits of guests' processor time as the orders want them. Nothing that must be right depends on it, so
-// it is no part of the machine, and no act waits for it.
+// limits.go - keeps the limits of guests' processor time as the orders want them. Correctness does not depend on limits, so
+// they are no part of the machine, and no act waits for them.
 
 import (
 	"context"
@@ -15,38 +15,39 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Limiter bounds guests' use of processors; package throttle does it.
+// Limiter bounds guests' use of processors; package throttle implements it.
 type Limiter interface {
-	// Limit brings the limits of a guest's QEMU process into force; nil: none. It may be repeated. A process that has ended is
-	// no error.
+	// Limit applies limits to a guest's QEMU process; nil removes them. It may be repeated. A process that has ended is no
+	// error.
 	Limit(pid int, limits *v1.GuestLimits) error
-	// GiveWay lets this agent itself, which carries the guests' memory, give way to other programs, or ends that.
+	// GiveWay lowers the priority of this agent, which carries the guests' memory, or restores it.
 	GiveWay(giveWay bool) error
-	// Sweep removes what is left of guests that have ended, and reports whether it is to be called again.
+	// Sweep removes the control groups of guests that have ended, and reports whether it must be called again.
 	Sweep() (again bool)
 }
 
 const (
-	// limitsCheckEvery is how often limits are looked at while there are any: a guest's process may have begun meanwhile, and
-	// libvirt may have moved its threads.
+	// limitsCheckEvery is how often limits are checked while there are any: a guest's process may have started meanwhile,
+	// and libvirt may have moved its threads.
 	limitsCheckEvery = time.Second
 	// limitsRetryFirst and limitsRetryMost are the pauses after a failure.
 	limitsRetryFirst, limitsRetryMost = 100 * time.Millisecond, 5 * time.Second
 )
 
-// limitKeeper keeps limits as they are wanted.
+// limitKeeper keeps limits in force.
 type limitKeeper struct {
 	limiter   Limiter
-	wanted    func() map[string]*v1.GuestLimits // of the guests that are to run here, by uid; nil: none
+	wanted    func() map[string]*v1.GuestLimits // limits of the guests that must run here, by uid; nil: no limits
 	processes func(context.Context) (map[string][]int, error)
 	changed   func() // called when the report changes
 	log       *slog.Logger
 	wake      chan struct{}
 
-	// free has the guests of which it is known that no limit is in force. An agent that has just started knows of none: an
-	// earlier one may have left limits. A new process has none.
+	// free has the guests of which it is known that no limit is in force. An agent that has just started knows none, because
+	// an earlier agent may have left limits. A new process has no limits.
 	free map[string]bool
-	// limited: some guest was limited when limits were looked at last, or an earlier agent may have left this one behind others.
+	// limited reports whether a guest was limited at the last check, or an earlier agent may have lowered this agent's
+	// priority.
 	limited bool
 
 	mu      sync.Mutex
@@ -58,12 +59,12 @@ func newLimitKeeper(a *Agent) *limitKeeper {
 		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}, limited: true}
 }
 
-// wantedLimits returns the limits of the guests that the orders want to run here. Of other guests nothing is touched.
+// wantedLimits returns the limits of the guests that the orders want to run here. The keeper changes no other guests.
 func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
-	case <-a.limits.wake: // orders wake the keeper under the lock: it sees them now, and needs no second look
+	case <-a.limits.wake: // orders wake the keeper under a.mu, so this call sees them and the token is not needed
 	default:
 	}
 	wanted := map[string]*v1.GuestLimits{}
@@ -79,7 +80,7 @@ func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	return wanted
 }
 
-// run keeps the limits until ctx ends. They stay in force at the end.
+// run keeps limits in force until ctx ends. They stay in force after that.
 func (k *limitKeeper) run(ctx context.Context) {
 	if k.limiter == nil {
 		return
@@ -109,7 +110,8 @@ func (k *limitKeeper) run(ctx context.Context) {
 	}
 }
 
-// apply brings the limits into force; again: they are to be looked at again soon. A guest whose limit fails holds up no other.
+// apply applies the limits; again: the caller must check them again soon. A failure for one guest does not keep other guests
+// from their limits.
 func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 	wanted := k.wanted()
 	limited := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(l *v1.GuestLimits) bool { return l != nil })
@@ -147,7 +149,7 @@ func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 	return k.limiter.Sweep() || again, err
 }
 
-// tell makes the report say why guests' limits are not in force.
+// tell sets the problem that the report shows.
 func (k *limitKeeper) tell(err error) {
 	problem := ""
 	if err != nil {
@@ -162,7 +164,7 @@ func (k *limitKeeper) tell(err error) {
 	}
 }
 
-// problems returns what the report says of it.
+// problems returns the problems for the report.
 func (k *limitKeeper) problems() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// stubLimiter is what is in force for the process of the only guest.
+// stubLimiter records the limits in force for the process of the only guest.
 type stubLimiter struct{ o *outside }
 
 func (l stubLimiter) Limit(pid int, limits *v1.GuestLimits) error {
@@ -32,7 +32,7 @@ func (l stubLimiter) Limit(pid int, limits *v1.GuestLimits) error {
 func (l stubLimiter) Sweep() bool        { return false }
 func (l stubLimiter) GiveWay(bool) error { return nil }
 
-// limited waits until the last limits that were set are these.
+// limited waits until the last limits that were set are want.
 func (o *outside) limited(want *v1.GuestLimits) {
 	o.t.Helper()
 	var last *v1.GuestLimits
@@ -75,7 +75,7 @@ func newLimited(t *testing.T) (o *outside, stop func()) {
 func TestLimitsFollowTheOrders(t *testing.T) {
 	o, stop := newLimited(t)
 	slow := &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}
-	o.limited(nil) // an earlier agent may have left some
+	o.limited(nil) // an earlier agent may have left limits
 	before := o.limitsSet()
 	begun := time.Now()
 	o.take(limitedWish(run, slow))
@@ -86,7 +86,7 @@ func TestLimitsFollowTheOrders(t *testing.T) {
 		t.Errorf("set %d times", n-before)
 	}
 
-	// While it leaves, another limit comes into force.
+	// Another limit comes into force during a migration.
 	leaves := make(chan struct{})
 	o.mu.Lock()
 	o.migrate = func(context.Context, string) error {
@@ -103,7 +103,7 @@ func TestLimitsFollowTheOrders(t *testing.T) {
 	o.take(limitedWish(run, nil))
 	o.limited(nil)
 
-	// Without limits nothing is done at each order; a new agent sees to it once.
+	// Without limits, orders cause no calls; a new agent removes limits once.
 	before = o.limitsSet()
 	o.take(guestWish(uid, run, 1))
 	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
@@ -158,7 +158,7 @@ func TestLimitsThatFailAreReportedAndTriedAgain(t *testing.T) {
 	}
 }
 
-// failsOnce fails when it is to stop giving way for the first time.
+// failsOnce fails the first time that giving way is to end.
 type failsOnce struct {
 	stubLimiter
 	asked []bool

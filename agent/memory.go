@@ -8,7 +8,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// noteMemory keeps the guest's message; nil: it has none, or its agent is too old to send one.
+// noteMemory stores the guest's message; nil: the guest has none, or its agent is too old to send one.
 func (k *identityKeeper) noteMemory(message *v1.OutOfMemory) {
 	k.mu.Lock()
 	changed := !proto.Equal(k.memory, message)

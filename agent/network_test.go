@@ -12,12 +12,12 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// countingNetwork counts the rounds, and does something in the middle of each.
+// countingNetwork counts the rounds, and calls a function in the middle of each.
 type countingNetwork struct {
 	Network
 	rounds atomic.Int32
 	during func() error
-	going  func() // in the middle of the removal of a tap
+	going  func() // called in the middle of the removal of a tap
 }
 
 func (n *countingNetwork) UnplugGuest(context.Context, string) error {
@@ -32,7 +32,7 @@ func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []machine.Ta
 	return n.during()
 }
 
-// newTestKeeper keeps a network with one local guest, g, for as long as the test lasts.
+// newTestKeeper keeps a network with one local guest, g, until the test ends.
 func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Context) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	t.Cleanup(cancel)
@@ -41,7 +41,7 @@ func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Conte
 	return k, ctx
 }
 
-// A guest that ends and is started again at once gets a new tap, to which nothing is routed yet.
+// A guest that ends and starts again at once gets a new tap, to which nothing is routed yet.
 func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 	network := &countingNetwork{during: func() error { return nil }}
 	k, ctx := newTestKeeper(t, network)
@@ -61,7 +61,7 @@ func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 	}
 }
 
-// A round ends while a tap goes, and fails because of that; it is no failure.
+// A round that fails because a tap was removed during it does not count as a failure.
 func TestRoundDuringWhichATapGoesDoesNotCount(t *testing.T) {
 	network := &countingNetwork{}
 	k, ctx := newTestKeeper(t, network)
@@ -69,7 +69,7 @@ func TestRoundDuringWhichATapGoesDoesNotCount(t *testing.T) {
 	network.going = func() {
 		close(begun)
 		<-ended
-		time.Sleep(20 * time.Millisecond) // what the keeper makes of the round comes first
+		time.Sleep(20 * time.Millisecond) // the keeper first handles the round's result
 	}
 	network.during = func() error {
 		if network.rounds.Load() > 1 {

@@ -38,8 +38,8 @@ func (s *RecordStore) GuestDir(uid string) string { return filepath.Join(s.Dir, 
 
 func (s *RecordStore) path(uid string) string { return filepath.Join(s.Dir, uid, "record.json") }
 
-// Save writes a record so that it survives a crash of the host. If it returns an error, the caller must not take the
-// step that the new record announces.
+// Save writes a record so that it survives a crash of the host. If it fails, the caller must not take the step that the new
+// record announces.
 //
 // vital: the record concerns a guest that already exists, so it must not be lost. Save uses the reserved space for it
 // if the disk is full.
@@ -87,8 +87,8 @@ func (s *RecordStore) save(r *machine.Record) error {
 	return nil
 }
 
-// Load reads all records. unread has why a record could not be read, by uid. Load moves a damaged record away and returns a
-// problem for it: see Damaged. err: it is not known which records there are.
+// Load reads all records. unread has the errors of records that could not be read, by uid. Load moves damaged records away
+// and returns a problem for each: see Damaged. err: the list of records could not be read.
 func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[string]error, problems []error, err error) {
 	records, unread = map[string]*machine.Record{}, map[string]error{}
 	entries, err := os.ReadDir(s.Dir)
@@ -136,7 +136,7 @@ func (s *RecordStore) read(uid string) (*machine.Record, error) {
 // does not answer. The record may be intact, so the caller must not treat it as lost.
 var ErrUnreadable = errors.New("it cannot be read now")
 
-// LoadOne reads one guest's record; nil: there is none that can be read.
+// LoadOne reads one guest's record; nil: there is no readable one.
 func (s *RecordStore) LoadOne(uid string) (*machine.Record, error) {
 	r, err := s.read(uid)
 	if err == nil {

@@ -1,6 +1,6 @@
 package agent
 
-// service.go - the agent's side of the session with the manager, and the way to guests' agents.
+// service.go - the agent's side of the session with the manager, and access to guests' agents.
 
 import (
 	"context"
@@ -107,7 +107,7 @@ func (a *Agent) wants(uid string) bool {
 	return role != v1.GuestRole_GUEST_ROLE_UNSPECIFIED && role != v1.GuestRole_GUEST_ROLE_ABSENT
 }
 
-// serveGuest passes a request on to a guest's agent, in both directions at once.
+// serveGuest forwards a request to a guest's agent, in both directions at once.
 func (a *Agent) serveGuest(w http.ResponseWriter, r *http.Request) {
 	uid := r.PathValue("uid")
 	g := a.guest(uid)

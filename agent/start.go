@@ -27,7 +27,7 @@ func (a *Agent) prepare(ctx context.Context, g *guest, act machine.Act) machine.
 		g.prepared = p
 		return result
 	}
-	if p.tap != "" { // remove the tap: the next orders may not mention the guest, and nothing else would remove it
+	if p.tap != "" { // remove the tap: if the next orders do not mention the guest, nothing else removes it
 		unplugErr := a.unplug(context.WithoutCancel(ctx), g)
 		result.Unplugged = unplugErr == nil
 		result.Err = errors.Join(err, unplugErr)
@@ -59,7 +59,7 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 			return "", fmt.Errorf("start guest %s: %w", w.Name, err)
 		}
 	}
-	g.keepConsole(act.Record, act.Record) // if a crash of the agent prevented this at the epoch's end
+	g.keepConsole(act.Record, act.Record) // a crash of the agent may have prevented this at the epoch's end
 	if p.tap, err = a.network.PlugGuest(ctx, act.Tap, w.Identity.Mtu); err != nil {
 		return "", fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
 	}
@@ -124,12 +124,12 @@ func (g *guest) started(err error, forked bool) machine.Result {
 	return machine.Result{Err: err, Uncertain: uncertain, Unforked: forked && !uncertain}
 }
 
-// refusedError says that the host accepts no new guests.
+// refusedError means that the host accepts no new guests.
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }
 
-// memoryError says that the host lacks memory for a guest.
+// memoryError means that the host lacks memory for a guest.
 type memoryError struct{ need, free, reserved uint64 }
 
 func (e *memoryError) Error() string {

@@ -1,7 +1,7 @@
 package agent
 
-// storage.go - guests' way to file servers outside: for each storage that a guest of this host mounts, a port at the guests' gateway
-// whose connections this agent carries on to the server. docs/design/storage.md
+// storage.go - connects guests to file servers outside. For each storage that a guest of this host mounts, the agent opens a
+// port at the guests' gateway and forwards its connections to the server. See docs/design/storage.md.
 
 import (
 	"context"
@@ -31,42 +31,44 @@ import (
 )
 
 const (
-	// storageFile keeps the orders about storage, so that guests reach theirs while the manager is away, whatever becomes of the agent.
+	// storageFile keeps the orders about storage. So guests reach their storage after a restart of the agent, even while the
+	// manager is away.
 	storageFile = "storage-orders"
-	// storageRetry is how long after a failure it is tried again to open guests' ways.
+	// storageRetry is the pause after a failure to open doors.
 	storageRetry = 2 * time.Second
 	// storageDial is how long a server may take to accept a connection.
 	storageDial = 10 * time.Second
-	// visitorConnections is how many connections a guest may have to a server at a time. Its kernel has one, unless told otherwise.
+	// visitorConnections is how many connections a guest may have to a server at a time. A guest's kernel uses one by
+	// default.
 	visitorConnections = 16
 )
 
-// Servers of files trust clients on a port that only root can use; these are the ones that kernels' own clients take.
+// File servers trust clients on a port that only root can use. These are the ports that kernels' own clients use.
 const (
 	firstReserved = 665
 	lastReserved  = 1023
 )
 
-// storageKeeper follows the manager's orders about storage.
+// storageKeeper carries out the manager's orders about storage.
 type storageKeeper struct {
 	agent *Agent
 	path  string
 	log   *slog.Logger
 	wake  chan struct{}
 
-	forgetting singleflight.Group // by guest, restore and server
+	forgetting singleflight.Group // keyed by guest, restore and server
 
 	mu     sync.Mutex
 	kept   storageState
-	failed error // of the last attempt to open the ways
+	failed error // the last attempt to open the doors
 	doors  map[doorKey]*door
 }
 
-// storageState is what is kept on disk.
+// storageState is the state on disk.
 type storageState struct {
 	Guests []storageGuest `json:"guests"`
-	// Forgotten are the restores of guests whose servers have forgotten what they knew of them: the server's address by guest's uid
-	// and restore's id, with a blank between them.
+	// Forgotten has the servers that have forgotten a guest after a restore. The key is the guest's uid and the restore's id
+	// with a blank between them; the values are servers' addresses.
 	Forgotten map[string][]string `json:"forgotten,omitempty"`
 }
 
@@ -79,7 +81,7 @@ type storageGuest struct {
 	Doors   []doorKey `json:"doors"`
 }
 
-// doorKey names a door: it is closed and another one opened when any of this changes.
+// doorKey identifies a door. If a part of it changes, the door is closed and another one opened.
 type doorKey struct {
 	Listen string `json:"listen"`
 	Server string `json:"server"`
@@ -94,8 +96,8 @@ type door struct {
 	cancel   context.CancelFunc
 
 	mu      sync.Mutex
-	guests  map[string]*visitor // who may use it, by address
-	problem string              // why the server was not reached the last time
+	guests  map[string]*visitor // guests that may use the door, by address
+	problem string              // why the last connection to the server failed
 }
 
 // visitor is a guest that may use a door, until its context ends.
@@ -103,7 +105,7 @@ type visitor struct {
 	guest  storageGuest
 	ctx    context.Context
 	cancel context.CancelFunc
-	open   chan struct{} // holds a token for each connection
+	open   chan struct{} // holds a token for each open connection
 }
 
 func newStorageKeeper(a *Agent) *storageKeeper {
@@ -123,7 +125,7 @@ func newStorageKeeper(a *Agent) *storageKeeper {
 	return k
 }
 
-// want takes up the manager's orders. It does not wait.
+// want takes the manager's orders. It does not wait.
 func (k *storageKeeper) want(w *v1.HostWanted) {
 	next := storageState{Forgotten: map[string][]string{}}
 	for _, g := range w.Guests {
@@ -158,7 +160,7 @@ func (k *storageKeeper) want(w *v1.HostWanted) {
 	poke(k.wake)
 }
 
-// keep writes what is kept; mu is held.
+// keep writes the state to disk; mu is held.
 func (k *storageKeeper) keep() error {
 	text, err := json.Marshal(k.kept)
 	if err != nil {
@@ -167,7 +169,7 @@ func (k *storageKeeper) keep() error {
 	return durable.WriteFile(k.path, text, 0o600)
 }
 
-// run does what the orders ask for, until ctx ends.
+// run carries out the orders until ctx ends.
 func (k *storageKeeper) run(ctx context.Context) {
 	var again <-chan time.Time
 	for {
@@ -200,7 +202,7 @@ func (k *storageKeeper) open(ctx context.Context) error {
 			}
 		}
 	}
-	for key, d := range k.doors { // first, because another door may want its port
+	for key, d := range k.doors { // close first: another door may need the port
 		if wanted[key] == nil {
 			d.close()
 			delete(k.doors, key)
@@ -232,7 +234,7 @@ func (k *storageKeeper) open(ctx context.Context) error {
 	return err
 }
 
-// newDoor listens at the gateway. It is an address of guests' taps, so it may not be there yet.
+// newDoor listens at the gateway. The gateway is an address of guests' taps, so it may not exist yet.
 func (k *storageKeeper) newDoor(key doorKey) (*door, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -249,7 +251,7 @@ func (k *storageKeeper) newDoor(key doorKey) (*door, error) {
 	return d, nil
 }
 
-// admit makes guests those that may use the door, by address, and ends the connections of others.
+// admit sets the guests that may use the door, by address, and closes the connections of other guests.
 func (d *door) admit(guests map[string]storageGuest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -278,7 +280,7 @@ func (d *door) serve() {
 		switch {
 		case d.ctx.Err() != nil:
 			return
-		case err != nil: // such as too many open files
+		case err != nil: // for example too many open files
 			d.keeper.log.Error("guests' way to storage", "server", d.key.Server, "error", err)
 			time.Sleep(time.Second)
 		default:
@@ -287,11 +289,12 @@ func (d *door) serve() {
 	}
 }
 
-// carry carries a guest's connection on to the server. The guest connects again when it ends.
+// carry forwards a guest's connection to the server. The guest connects again when the connection ends.
 func (d *door) carry(conn *net.TCPConn) {
 	defer conn.Close()
-	// Closing resets the connection, which leaves nothing of it. Otherwise a guest that goes back to a checkpoint here, and takes up the connection of
-	// then, would get acknowledgements instead of the reset that has it connect again.
+	// Close must reset the connection and leave no state of it. A guest that goes back to a checkpoint here continues the
+	// connection of that time. With state left, the kernel would answer with acknowledgements, not with the reset that makes
+	// the guest connect again.
 	_ = conn.SetLinger(0)
 	from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	d.mu.Lock()
@@ -317,7 +320,8 @@ func (d *door) carry(conn *net.TCPConn) {
 	_ = carryBoth(conn, server)
 }
 
-// reach connects to the server for a guest. The server must first forget a guest that has gone back to a checkpoint here.
+// reach connects to the server for a guest. If the guest was restored from a checkpoint here, the server must first forget
+// it.
 func (d *door) reach(v *visitor) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(v.ctx, storageDial)
 	defer cancel()
@@ -331,7 +335,7 @@ func (d *door) reach(v *visitor) (net.Conn, error) {
 	return conn, nil
 }
 
-// mayLeave refuses that a guest moves away which servers have still to forget: the next host would not know of that.
+// mayLeave fails if a guest must not move away because a server has not forgotten it yet: the next host would not know that.
 func (k *storageKeeper) mayLeave(ctx context.Context, uid string) error {
 	k.mu.Lock()
 	var guest storageGuest
@@ -351,7 +355,7 @@ func (k *storageKeeper) mayLeave(ctx context.Context, uid string) error {
 	return nil
 }
 
-// forget makes a server forget a guest that has gone back to a checkpoint here, once for each restore.
+// forget makes a server forget a guest that was restored from a checkpoint here, once for each restore.
 func (k *storageKeeper) forget(ctx context.Context, g storageGuest, server string) error {
 	restore := k.agent.restoreOf(g.UID)
 	if restore == "" {
@@ -365,7 +369,7 @@ func (k *storageKeeper) forget(ctx context.Context, g storageGuest, server strin
 		if done {
 			return nil, nil
 		}
-		for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of them
+		for _, minor := range []uint32{1, 2} { // the guest agent mounts with one of these
 			if err := forgetBy(ctx, server, minor, g); err != nil && !errors.Is(err, nfs4.ErrVersion) {
 				return nil, fmt.Errorf("storage %s has to forget guest %s, which went back to a checkpoint: %w", server, g.Name, err)
 			}
@@ -381,7 +385,7 @@ func (k *storageKeeper) forget(ctx context.Context, g storageGuest, server strin
 	return err
 }
 
-// forgetBy makes a server forget a guest that it knows by a minor version of NFS 4.
+// forgetBy makes a server forget a guest, by a minor version of NFS 4.
 func forgetBy(ctx context.Context, server string, minor uint32, g storageGuest) error {
 	conn, err := dialReserved(ctx, server)
 	if err != nil {
@@ -391,7 +395,7 @@ func forgetBy(ctx context.Context, server string, minor uint32, g storageGuest) 
 	return nfs4.Forget(ctx, conn, minor, nfs4.Owner(minor, g.UID, g.Name))
 }
 
-// note notes whether the server was reached, for the host's report.
+// note records whether the server was reached, for the host's report.
 func (d *door) note(err error) {
 	if d.ctx.Err() != nil {
 		return
@@ -409,7 +413,7 @@ func (d *door) note(err error) {
 	}
 }
 
-// problems returns what keeps guests from their storage, a sentence each.
+// problems returns what keeps guests from their storage, one sentence each.
 func (k *storageKeeper) problems() (list []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -427,7 +431,7 @@ func (k *storageKeeper) problems() (list []string) {
 	return list
 }
 
-// dialReserved connects from a port that only root can use, if one is free.
+// dialReserved connects from a port that only root can use, or else from any port.
 func dialReserved(ctx context.Context, address string) (net.Conn, error) {
 	const count = lastReserved - firstReserved + 1
 	first := rand.IntN(count)
@@ -437,7 +441,7 @@ func dialReserved(ctx context.Context, address string) (net.Conn, error) {
 		dialer.LocalAddr = &net.TCPAddr{Port: firstReserved + (first+i)%count}
 		conn, err := dialer.DialContext(ctx, "tcp", address)
 		if failed := new(net.OpError); errors.As(err, &failed) {
-			err = failed.Err // without our port, so that the next failure is the same
+			err = failed.Err // without our port, which would make each failure a different text
 		}
 		switch {
 		case errors.Is(err, unix.EADDRINUSE), errors.Is(err, unix.EADDRNOTAVAIL):

@@ -84,7 +84,7 @@ func TestOnlyGuestsThatMountStorageReachItsServer(t *testing.T) {
 	}
 	o.mu.Unlock()
 
-	// A new agent knows the orders without the manager.
+	// A restarted agent knows the orders without the manager.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	k.want(&v1.HostWanted{Guests: []*v1.GuestWanted{order("2", "127.0.0.12")}})
@@ -136,7 +136,7 @@ func TestAGuestThatLeavesIsCutOff(t *testing.T) {
 	}
 }
 
-// eventually waits until something is so.
+// eventually waits until so returns true.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(10 * time.Millisecond) {

@@ -23,7 +23,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// outside is everything outside an agent, in memory. It lives on when the agent is started anew.
+// outside is everything outside an agent, in memory. It survives a restart of the agent.
 type outside struct {
 	t     *testing.T
 	dir   string
@@ -34,7 +34,7 @@ type outside struct {
 	mu              sync.Mutex
 	domains         map[string]domain.State
 	down            bool // the hypervisor cannot be asked
-	busy            bool // the hypervisor is at something with every domain
+	busy            bool // the hypervisor has a job on every domain
 	mute            bool // no guest's agent answers
 	log             []string
 	expected        map[string]Expected
@@ -48,18 +48,18 @@ type outside struct {
 	pids            func() []int
 	processesErr    error
 	bootID          string
-	creating        bool            // a create is under way, whoever waits for it
+	creating        bool            // a create is under way, even if its caller has given up
 	confinement     *v1.Confinement // nil: a stock host's
 	applied         [][]string      // the local guests of each Apply
 	limiter         Limiter
 	watchdog        Watchdog
-	limits          []*v1.GuestLimits // as they were set, one after the other
+	limits          []*v1.GuestLimits // in the order in which they were set
 	limitErr        error
 
 	// What the acts do; nil: they succeed.
 	boot      func(ctx context.Context, s domain.Spec) error
 	migrate   func(ctx context.Context, uid string) error
-	tunnelErr error // why the tunnel carried a connection no further
+	tunnelErr error // why the tunnel broke a connection
 	ensure    func(ctx context.Context) error
 	fork      func() error
 	fetch     func(ctx context.Context) error
@@ -78,7 +78,7 @@ func newOutside(t *testing.T) *outside {
 		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30}
 }
 
-// start starts an agent; the returned function ends it as a kill would, as far as files go.
+// start starts an agent. The returned function ends it; files stay as after a kill.
 func (o *outside) start() (stop func()) {
 	o.t.Helper()
 	load := func() *v1.HostLoad { return &v1.HostLoad{} }
@@ -120,7 +120,7 @@ func (o *outside) processes(context.Context) (map[string][]int, error) {
 
 func (o *outside) say(what string) { o.log = append(o.log, what) }
 
-// count is how often something was done.
+// count returns how often something was done.
 func (o *outside) count(what string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +133,7 @@ func (o *outside) count(what string) int {
 	return n
 }
 
-// becomes is a domain's change by itself.
+// becomes changes a domain's state as the hypervisor would.
 func (o *outside) becomes(uid string, state domain.State) {
 	o.mu.Lock()
 	if state == domain.Absent {
@@ -154,7 +154,7 @@ func (o *outside) state(uid string) domain.State {
 	return domain.Absent
 }
 
-// await waits until the host reports what is looked for.
+// await waits until the host's report has what found looks for.
 func (o *outside) await(what string, found func(*v1.HostObserved) bool) *v1.HostObserved {
 	o.t.Helper()
 	deadline := time.After(10 * time.Second)

@@ -55,8 +55,8 @@ func (t *templates) removeForeign() {
 	}
 }
 
-// packAll packs the templates that are not packed. They were made while no host was to fetch them, or a crash
-// interrupted the packing. t.mu is held.
+// packAll packs the templates that are not packed. When they were made, no host was to fetch them, or a crash interrupted
+// the packing. t.mu is held.
 func (t *templates) packAll() {
 	for _, key := range t.described() {
 		if info := t.info(key); info != nil && info.Packed == nil && t.making[key] == nil {
@@ -201,7 +201,7 @@ func (t *templates) fetch(ctx context.Context, key string, spec domain.Spec, ord
 	return nil
 }
 
-// pack packs a template for other hosts. Until it has ended, the host reports the template as being made.
+// pack packs a template for other hosts. Until pack ends, the host reports the template as being made.
 func (t *templates) pack(ctx context.Context, key string) {
 	defer t.agent.publish()
 	begun := time.Now()

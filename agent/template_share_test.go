@@ -14,7 +14,7 @@ import (
 	"watari/sharing"
 )
 
-// shareOrder is what the manager says about the template.
+// shareOrder is the manager's order about the template.
 func shareOrder(order v1.TemplateOrder) []*v1.TemplateShare {
 	t := &v1.TemplateShare{Key: "key", Order: order, Reason: "as the test says"}
 	if order == v1.TemplateOrder_TEMPLATE_ORDER_FETCH {
@@ -23,7 +23,7 @@ func shareOrder(order v1.TemplateOrder) []*v1.TemplateShare {
 	return []*v1.TemplateShare{t}
 }
 
-// takeSharing has guests wanted by a manager that shares.
+// takeSharing gives the agent orders for guests, from a manager that shares.
 func (o *outside) takeSharing(group string, templates []*v1.TemplateShare, guests ...*v1.GuestWanted) {
 	o.t.Helper()
 	generation++
@@ -77,8 +77,8 @@ func TestATemplateIsAskedForAndFetched(t *testing.T) {
 	}
 }
 
-// While a host fetches a template, another host of its site may begin to make it. The manager then has the first one wait, and
-// names no source any more.
+// While a host fetches a template, another host of its site may begin to make it. The manager then makes the first host
+// wait, and names no source any more.
 func TestAHostThatIsToldToWaitWhileItFetchesWaits(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
@@ -163,7 +163,7 @@ func TestAHostThatLeavesItsTrustGroupDropsItsTemplates(t *testing.T) {
 	stop := o.start()
 	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
 	o.awaitTemplate(templateHeld)
-	// An agent that is started anew goes on with it.
+	// A restarted agent continues.
 	stop()
 	o.start()
 	o.takeSharing("g", nil, forkedWish(uid, 1))
@@ -198,7 +198,7 @@ func TestATemplateIsPackedAfterACrash(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
 	stop := o.start()
-	o.take(forkedWish(uid, 1)) // by a manager that does not share
+	o.take(forkedWish(uid, 1)) // from a manager that does not share
 	o.awaitReady(1)
 	stop()
 	dir := filepath.Join(o.dir, "state", "templates")

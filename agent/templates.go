@@ -1,6 +1,6 @@
 package agent
 
-// templates.go - the templates from which guests are forked: their making, their use, their removal.
+// templates.go - makes, uses and removes the templates from which guests are forked.
 
 import (
 	"context"
@@ -30,15 +30,15 @@ import (
 // templateTimeout bounds the boot and the save of a template.
 const templateTimeout = 6 * time.Minute
 
-// templateRetry is the pause before a template that could not be made is tried again.
+// templateRetry is the pause after a failure to make a template.
 const templateRetry = 5 * time.Minute
 
-// mostTemplates is how many templates a host keeps. Those that were not used for longest are removed.
+// mostTemplates is how many templates a host keeps. It removes the least recently used ones.
 const mostTemplates = 16
 
 // templates keeps one template for each image, shape and kind of host: a guest that was booted and saved without an
-// identity. Guests are restored from it. A template is made on first use; concurrent callers share one making. Guests of
-// one template share what its kernel drew at random when it booted, so users share a template only of a published image.
+// identity. Guests are restored from it. A template is made on first use; concurrent callers share one making. All guests of
+// a template share the random numbers that its kernel drew at boot, so users share a template only of a published image.
 type templates struct {
 	agent *Agent
 	dir   string
@@ -46,7 +46,7 @@ type templates struct {
 
 	mu          sync.Mutex
 	making      map[string]*making
-	temporaries map[string]bool // under way, by key
+	temporaries map[string]bool // keys under way
 	failed      map[string]failedMaking
 	// unusable are templates that were fetched and could not be restored. This host makes them itself.
 	unusable  map[string]bool
@@ -108,7 +108,7 @@ func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(stri
 		m.mu.Lock()
 		doing := m.step
 		m.mu.Unlock()
-		step(doing) // without m.mu: it takes the agent's lock, under which orders and reports take those of templates
+		step(doing) // without m.mu: step takes the agent's lock, and holders of that lock take the templates' locks
 		select {
 		case <-m.done:
 			if m.err != nil {
@@ -178,8 +178,9 @@ func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *m
 	return nil
 }
 
-// temporary runs use, which may make a domain that is no guest: it has the uid that use is given, and a name with domain.TemplatePrefix.
-// Everything of it is removed afterwards, or by the next agent. key names it; no two with one key are under way.
+// temporary calls use with a uid. use may make a domain that is no guest, with that uid and a name with
+// domain.TemplatePrefix. All remains of the domain are removed afterwards, or by the next agent. No two calls with the same
+// key may be under way.
 func (t *templates) temporary(ctx context.Context, key string, use func(uid string) error) error {
 	t.mu.Lock()
 	t.temporaries[key] = true
@@ -193,7 +194,7 @@ func (t *templates) temporary(ctx context.Context, key string, use func(uid stri
 	if err := errors.Join(os.MkdirAll(t.dir, 0o755), os.MkdirAll(t.agent.guestRunDir(uid), 0o755)); err != nil {
 		return err
 	}
-	// By this mark the next agent finds what a crash has left.
+	// The next agent finds the remains after a crash by this mark.
 	mark := filepath.Join(t.dir, uid+".making")
 	if err := writeFile(mark, []byte(key+"\n")); err != nil {
 		return err
@@ -203,7 +204,7 @@ func (t *templates) temporary(ctx context.Context, key string, use func(uid stri
 	return use(uid)
 }
 
-// The template's own end of the network: addresses for documentation (RFC 5737), to which nothing is routed.
+// The addresses of the template's network: addresses for documentation (RFC 5737), to which no host routes.
 const (
 	templateAddress = "192.0.2.2"
 	templatePrefix4 = "192.0.2.0/24"
@@ -313,7 +314,7 @@ func (t *templates) prune(images []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	entries, _ := os.ReadDir(t.dir)
-	used := map[string]time.Time{} // when those that stay were used last, by key
+	used := map[string]time.Time{} // by key: the last use of the templates that stay
 	for _, entry := range entries {
 		key, ok := strings.CutSuffix(entry.Name(), ".json")
 		if !ok || t.making[key] != nil {
@@ -331,10 +332,10 @@ func (t *templates) prune(images []string) {
 	}
 }
 
-// used notes that a template is being used.
+// used records that a template is being used.
 func (t *templates) used(key string) {
 	now := time.Now()
-	_ = os.Chtimes(t.infoPath(key), now, now) // it is only removed sooner if this fails
+	_ = os.Chtimes(t.infoPath(key), now, now) // if it fails, the template is only removed earlier
 }
 
 // drop removes a template and the console of its making.
@@ -344,9 +345,9 @@ func (t *templates) drop(key string) {
 	t.log.Info("template removed", "key", key)
 }
 
-// problems returns the failures of templates that one of the guests needs. A failure of a template that no guest needs
-// is no problem; it is kept until the template may be tried again. A host without guests forgets all failures, because
-// their cause, such as files of earlier guests, may be gone.
+// problems returns the failures of templates that a guest needs. The failure of a template that no guest needs is no
+// problem, but is kept until the template may be tried again. A host without guests forgets all failures, because their
+// cause, such as files of earlier guests, may be gone.
 func (t *templates) problems(guests []machine.View) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -141,7 +141,7 @@ func TestAFailedTemplateIsNoProblemOnceNoGuestNeedsIt(t *testing.T) {
 	o.await("a problem", told)
 	o.take(guestWish(uid, absent, 1), larger)
 	o.await("no problem", func(h *v1.HostObserved) bool { return !told(h) })
-	// It failed a moment ago, so that nobody waits for another try.
+	// The last attempt has just failed, so callers do not wait for another one.
 	o.take(forkedWish(uid, 2), larger)
 	o.await("a problem again", told)
 	o.awaitAllReady(2)
@@ -237,7 +237,7 @@ func TestWhatACrashLeftOfATemplateIsTakenAway(t *testing.T) {
 	}
 }
 
-// A template could not be made because guests of before held a file. It is made once they are gone.
+// A template could not be made because earlier guests held a file. After their end it is made.
 func TestAHostWithoutGuestsForgetsWhichTemplatesCouldNotBeMade(t *testing.T) {
 	spec := domain.Spec{ImageDigest: "sha256:x", VCPUs: 1, MemoryBytes: 1 << 28}
 	templates := &templates{failed: map[string]failedMaking{"key": {time.Now(), errors.New("in use"), spec}}}

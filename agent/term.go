@@ -19,8 +19,8 @@ import (
 
 func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
 
-// readTerm reads the last term whose orders were in force (0: none), and the stamp of its latest orders. After an error
-// nothing is known of the term.
+// readTerm reads the last term whose orders were in force (0: none), and the stamp of its latest orders. If it fails, the
+// term is not known.
 func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 	data, err := os.ReadFile(a.termFile())
 	if errors.Is(err, os.ErrNotExist) {

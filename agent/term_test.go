@@ -25,7 +25,7 @@ func newAuthority(t *testing.T) *ca.Authority {
 	return a
 }
 
-// stamped are orders of a term.
+// stamped returns orders of a term.
 func stamped(t *testing.T, a *ca.Authority, term uint64, id string, revision int64) *v1.HostWanted {
 	t.Helper()
 	s, err := stamp.New(a, &v1.Term{Number: term, Id: id}, revision)
@@ -57,7 +57,7 @@ func TestAPlainTermOfAnEarlierAgentIsRead(t *testing.T) {
 	if term, s, err := a.readTerm(); term != 7 || s != nil || err != nil {
 		t.Fatal(term, s, err)
 	}
-	if err := a.keepTerm(8, nil); err != nil { // of an earlier manager
+	if err := a.keepTerm(8, nil); err != nil { // from an earlier manager
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(a.termFile()); string(text) != "8\n" || err != nil {
@@ -120,7 +120,7 @@ func TestATermThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 		}
 	}
 	os.Remove(file)
-	if err := os.Mkdir(file, 0o700); err != nil { // reading fails, as for want of descriptors
+	if err := os.Mkdir(file, 0o700); err != nil { // reading fails, as it does when descriptors run out
 		t.Fatal(err)
 	}
 	o.start()
@@ -130,7 +130,7 @@ func TestATermThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.await("the problem is reported", func(report *v1.HostObserved) bool {
-		return report.Stamp == nil && slices.ContainsFunc(report.Problems, func(p string) bool { return strings.Contains(p, "no orders are followed") })
+		return report.Stamp == nil && slices.ContainsFunc(report.Problems, func(p string) bool { return strings.Contains(p, "orders are ignored") })
 	})
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)

@@ -19,11 +19,11 @@ import (
 // progressEvery is how often a transfer's progress is reported.
 const progressEvery = 200 * time.Millisecond
 
-// doneEvery is how often the agent asks whether the hypervisor has ended its job on a received guest. The guest stands
-// still meanwhile.
+// doneEvery is how often the agent asks whether the hypervisor has ended its job on a received guest. The guest is paused
+// meanwhile.
 const doneEvery = 5 * time.Millisecond
 
-// doneWait bounds this wait.
+// doneWait bounds the wait for the end of that job.
 const doneWait = time.Minute
 
 // send transfers the guest. It returns when libvirt has ended the guest here or has given up. Until then only libvirt
@@ -68,13 +68,14 @@ func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way Ou
 	return err
 }
 
-// senderPoll is how often the wait for a process's end looks whether it is still wanted.
+// senderPoll is how often awaitProcess checks whether its context has ended.
 const senderPoll = 200 * time.Millisecond
 
-// watchSender says when the process of a guest that is being sent has ended. libvirt ends it when the target's libvirt has confirmed that
-// it has all of the guest, but looks only every 200 ms whether it has ended (virProcessKillPainfully), and the guest would stand still
-// for that time. If a connection to the target was not made, that is another end. If one broke later, no harm is done: the target goes on
-// only with a guest that it has received whole.
+// watchSender tells the machine when the process of a guest that is being sent has ended. libvirt ends the process after the
+// target's libvirt has confirmed that it has the whole guest. But libvirt checks only every 200 ms whether the process has
+// ended (virProcessKillPainfully), and the guest would be paused for that time. If a connection to the target was never
+// made, the process ended for another reason. A connection that broke later does no harm: the target resumes only a guest
+// that it has received completely.
 func (a *Agent) watchSender(ctx context.Context, g *guest, way OutgoingTunnel) {
 	ended, err := a.awaitProcess(ctx, g.uid)
 	if err != nil {
@@ -82,11 +83,11 @@ func (a *Agent) watchSender(ctx context.Context, g *guest, way OutgoingTunnel) {
 	}
 	if ended && way.Err() == nil {
 		a.feed(func(m *machine.Machine, now time.Time) { m.SenderEnded(now, g.uid) })
-		a.noteProgress(ctx, g, way) // for how long it has stood still
+		a.noteProgress(ctx, g, way) // for the downtime
 	}
 }
 
-// awaitProcess waits until a guest's only process has ended, or ctx has.
+// awaitProcess waits until a guest's only process or ctx has ended.
 func (a *Agent) awaitProcess(ctx context.Context, uid string) (ended bool, err error) {
 	only := func() (int, error) {
 		processes, err := a.config.Processes(ctx)
@@ -107,7 +108,7 @@ func (a *Agent) awaitProcess(ctx context.Context, uid string) (ended bool, err e
 		return false, err
 	}
 	defer unix.Close(handle)
-	if again, err := only(); err != nil || again != pid { // the number may be another process's by now
+	if again, err := only(); err != nil || again != pid { // the pid may belong to another process by now
 		return false, err
 	}
 	for ctx.Err() == nil {
@@ -137,8 +138,8 @@ func (a *Agent) watchProgress(ctx context.Context, g *guest, way OutgoingTunnel)
 
 func (a *Agent) noteProgress(ctx context.Context, g *guest, way OutgoingTunnel) {
 	if p, err := a.hypervisor.Progress(ctx, g.uid); err == nil && p != nil {
-		if sent := way.Sent(); sent > 0 { // what QEMU says is before the tunnel compresses it
-			p = proto.CloneOf(p) // the hypervisor keeps it, too
+		if sent := way.Sent(); sent > 0 { // QEMU's figure is from before the tunnel's compression
+			p = proto.CloneOf(p) // the hypervisor keeps p, too
 			p.TransferredBytes = sent
 		}
 		a.feed(func(m *machine.Machine, now time.Time) { m.Progress(now, g.uid, p) })
@@ -182,10 +183,10 @@ func (a *Agent) expect(ctx context.Context, g *guest, act machine.Act) error {
 	return nil
 }
 
-// incomingSpec returns the description of a guest that comes in, as this host would start it.
+// incomingSpec returns the description with which this host would start an incoming guest.
 func (a *Agent) incomingSpec(ctx context.Context, g *guest, act machine.Act) (spec domain.Spec, err error) {
 	p := g.prepared
-	if p.tap == "" { // an earlier agent has prepared it, so all is here
+	if p.tap == "" { // an earlier agent prepared the guest, so all its parts are here
 		if p.files, err = a.images.Ensure(ctx, act.Wanted.Image, func(string) {}); err != nil {
 			return spec, err
 		}
@@ -199,7 +200,7 @@ func (a *Agent) incomingSpec(ctx context.Context, g *guest, act machine.Act) (sp
 	return a.spec(act.Wanted, p), nil
 }
 
-// closeWay ends the connections by which a guest came here, before it runs: the source has nothing to say any more.
+// closeWay closes the connections by which a guest came here, before the guest runs: the source has no more to send.
 func (g *guest) closeWay(t Tunnels) {
 	if g.admits != "" {
 		t.Drop(g.admits)

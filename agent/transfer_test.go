@@ -82,7 +82,7 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
 
-// What is sent must not be said to have failed, for then its only copy, the target's, would be ended.
+// A sent guest must not be reported as failed: the manager would then end its only copy, at the target.
 func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
 	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": domain.ErrUnavailable} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
 			}
 			o.take(guestWish(uid, outgoing, 1))
 			<-sent
-			if sendErr != nil { // the wait for the hypervisor is given up
+			if sendErr != nil { // the wait for the hypervisor was cancelled
 				w := guestWish(uid, outgoing, 1)
 				w.Migration.Cancel = true
 				o.take(w)
@@ -126,7 +126,7 @@ func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
 	}
 }
 
-// libvirt's daemon hung in the last phase of a transfer, goes on, and finds that the guest was sent.
+// libvirt's daemon hangs in the last phase of a transfer, continues, and finds that the guest was sent.
 func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 	defer func(was time.Duration) { sendEndWait = was }(sendEndWait)
 	sendEndWait = time.Millisecond
@@ -143,7 +143,7 @@ func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 	}
 	o.take(guestWish(uid, outgoing, 1))
 	o.await("the hypervisor is away", func(h *v1.HostObserved) bool { return len(h.Problems) > 0 })
-	time.Sleep(100 * sendEndWait) // for a wait that is too short to be over
+	time.Sleep(100 * sendEndWait) // a wait that is too short would be over
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
@@ -162,7 +162,7 @@ func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
 
-// A transfer whose domain is gone before its call has returned is not said to have failed at any moment.
+// A transfer whose domain disappears before its call returns is never reported as failed.
 func TestATransferThatSucceedsIsNeverSaidToHaveFailed(t *testing.T) {
 	o := newOutside(t)
 	o.start()
@@ -201,7 +201,7 @@ func TestATransferIsBrokenOffBeforeTheAgentEnds(t *testing.T) {
 	brokenOff := make(chan struct{})
 	o.migrate = func(ctx context.Context, _ string) error {
 		<-ctx.Done()
-		time.Sleep(100 * time.Millisecond) // libvirt takes its time
+		time.Sleep(100 * time.Millisecond) // libvirt needs time
 		close(brokenOff)
 		return ctx.Err()
 	}
@@ -215,7 +215,7 @@ func TestATransferIsBrokenOffBeforeTheAgentEnds(t *testing.T) {
 	}
 }
 
-// receive brings an incoming guest to the point where all of it is here.
+// receive brings an incoming guest to the point at which it has arrived completely.
 func receive(o *outside) {
 	o.t.Helper()
 	o.take(guestWish(uid, incoming, 2))
@@ -269,7 +269,7 @@ func TestAGuestThatMovedIsReadyUnlessItsAgentStaysSilent(t *testing.T) {
 	}
 	keeper := o.agent.guest(uid).identity
 	keeper.mu.Lock()
-	keeper.trusted = time.Now().Add(-time.Second) // as if its agent had been silent for that long
+	keeper.trusted = time.Now().Add(-time.Second) // as if the agent had been silent for that long
 	keeper.mu.Unlock()
 	ready := func(want bool) func(*v1.HostObserved) bool {
 		return func(h *v1.HostObserved) bool { return find(h, uid).Ready == want }
@@ -282,7 +282,7 @@ func TestAGuestThatMovedIsReadyUnlessItsAgentStaysSilent(t *testing.T) {
 	if o.identity.GetEpoch() != 2 {
 		t.Errorf("identity: %v", o.identity)
 	}
-	// One that is started anew has an agent that was never heard of.
+	// A restarted guest has an agent that has never answered.
 	o.mu.Lock()
 	o.mute = true
 	o.mu.Unlock()

@@ -1,6 +1,6 @@
 package agent
 
-// verify.go - verifications of checkpoints: files are read again, and guests are restored on trial.
+// verify.go - verifies checkpoints: reads files again, and restores guests on trial.
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 	"watari/placement"
 )
 
-// verified is what a host knows of the verification of a file.
+// verified records the verifications of a file on this host.
 type verified struct {
-	read, reading string // the verifications for which it was read and is whole, and is being read
-	tried, trying string // the same of a trial
+	read, reading string // the verification for which the file was read, and the one for which it is being read
+	tried, trying string // the same for trials
 	triedError    string
 }
 
-// verify reads a file again, and restores its guest on trial, as an order asks. It does not wait. k.mu is held.
+// verify reads a file again and restores its guest on trial, if an order asks for that. It does not wait. k.mu is held.
 func (k *checkpointKeeper) verify(key fileKey, w *v1.CheckpointWanted) {
 	v := k.verified[key]
 	if v == nil {
@@ -41,7 +41,7 @@ func (k *checkpointKeeper) verify(key fileKey, w *v1.CheckpointWanted) {
 				backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0))
 			return func() {
 				v.read, v.reading = id, ""
-				if err != nil { // another host may have it whole
+				if err != nil { // another host may have an intact copy
 					k.log.Error("a file of a checkpoint cannot be read, and is removed", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
 					k.remove(key)
 				}
@@ -62,7 +62,7 @@ func (k *checkpointKeeper) verify(key fileKey, w *v1.CheckpointWanted) {
 	}
 }
 
-// unreadable marks an error after which a file would not become readable.
+// unreadable marks an error as permanent if trying again cannot make the file readable.
 func unreadable(err error) error {
 	if errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.EIO) {
 		return backoff.Permanent(err)
@@ -70,7 +70,7 @@ func unreadable(err error) error {
 	return err
 }
 
-// oneByOne does something in the background, after everything else that was begun like this. What do returns is called with k.mu held,
+// oneByOne calls do in the background, one such call at a time. It then calls the function that do returned, with k.mu held,
 // unless the agent ends.
 func (k *checkpointKeeper) oneByOne(do func(ctx context.Context) func()) {
 	ctx := k.agent.ctx
@@ -90,7 +90,8 @@ func (k *checkpointKeeper) oneByOne(do func(ctx context.Context) func()) {
 	}()
 }
 
-// try restores a guest from a file, under another identity, and ends it. It never runs: libvirt leaves it paused when QEMU has read all of it.
+// try restores a guest from a file under another identity, and ends it. The guest never runs: libvirt leaves it paused when
+// QEMU has read the whole state.
 func (k *checkpointKeeper) try(ctx context.Context, key fileKey, guest string, trial *v1.TrialOrder) (err error) {
 	a := k.agent
 	if a.config.Saver == nil || trial.Image == nil || trial.Shape == nil || trial.Restore == nil {

@@ -1,6 +1,7 @@
 package agent
 
-// volume_copy.go - a volume's part in a checkpoint: a copy of its disk is begun while the guests stand, and is then written to a file.
+// volume_copy.go - a volume's part in a checkpoint. A copy of its disk begins while the guests are stopped, and is then
+// written to a file.
 
 import (
 	"context"
@@ -27,7 +28,7 @@ type volumeCopy struct {
 	// Under checkpointKeeper.mu.
 	phase   v1.CheckpointPhase
 	message string
-	over    bool // nothing of it is under way
+	over    bool // the copy has ended, and no part of it is under way
 }
 
 // beginCopy begins the part of a volume in a checkpoint. k.mu is held.
@@ -43,7 +44,7 @@ func beginCopy(k *checkpointKeeper, key fileKey, w *v1.CheckpointWanted) *volume
 	return c
 }
 
-// report returns how far it is. k.mu is held.
+// report returns the copy's phase. k.mu is held.
 func (c *volumeCopy) report() *v1.CheckpointObserved {
 	return &v1.CheckpointObserved{CheckpointId: c.key.checkpoint, GuestUid: c.key.guest, Phase: c.phase, Message: c.message, Busy: !c.over}
 }
@@ -91,7 +92,7 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 	}
 	free, spare := k.room()
 	if used := int64(disk.UsedBytes()); free < 2*used+spare {
-		return f, fmt.Errorf("%w: it needs up to %d MiB for a while, the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, 2*used>>20, free>>20, spare>>20)
+		return f, fmt.Errorf("%w: it needs up to %d MiB for a while, the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, 2*used>>20, free>>20, spare>>20)
 	}
 	if err := k.makeFolder(c.key); err != nil {
 		return f, err
@@ -127,8 +128,8 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 	return f, err
 }
 
-// whole waits until a copy is whole. It gives up when the disk has less than low bytes free: QEMU fails the guest's writes, and not the
-// copy, if what they are about to overwrite cannot be copied.
+// whole waits until a copy is complete. It gives up when the disk has less than low bytes free. If QEMU cannot copy old data
+// before a guest overwrites them, it fails the guest's write, not the copy.
 func (c *volumeCopy) whole(ctx context.Context, made *volume.Copy, low int64) (path string, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -152,10 +153,10 @@ func (c *volumeCopy) whole(ctx context.Context, made *volume.Copy, low int64) (p
 	return path, err
 }
 
-// roomLook is how often the free space is looked at while a volume is copied.
+// roomLook is how often the free space is checked while a volume is copied.
 const roomLook = 200 * time.Millisecond
 
-// disk returns a volume of this host that is served, and QEMU's user.
+// disk returns a served volume of this host, and QEMU's user.
 func (k *volumeKeeper) disk(uid string) (*volume.Disk, volume.User, error) {
 	if k.host == nil {
 		return nil, volume.User{}, errors.New("this host keeps no volumes")

@@ -25,24 +25,25 @@ import (
 	"watari/internal/durable"
 )
 
-// VolumeHost is what volumes need of the hypervisor and of other hosts.
+// VolumeHost is the part of the hypervisor and of the tunnels that volumes need.
 type VolumeHost interface {
-	// VolumeSocket returns the path of the socket at which QEMU expects a guest's volume. It makes the folder.
+	// VolumeSocket returns the path of the socket at which QEMU expects a guest's volume. It makes the socket's folder.
 	VolumeSocket(guest string) (string, error)
 	// QEMUUser returns the user that QEMU runs as; known is false until the hypervisor has answered.
 	QEMUUser() (user volume.User, known bool)
-	// Carry carries a connection to a volume of another host, until either end or ctx ends it.
+	// Carry forwards a connection to a volume of another host, until either end closes it or ctx ends.
 	Carry(ctx context.Context, local net.Conn, from *v1.BlobPeer, uid string) error
 }
 
 const (
-	// volumeCheck is how often it is checked that volumes are served.
+	// volumeCheck is how often the agent checks that volumes are served.
 	volumeCheck = time.Second
-	// usedStep is in what steps the use of the disk is reported: each change of a report has the manager decide anew.
+	// usedStep is the step in which the use of the disk is reported: after each change of a report the manager decides anew.
 	usedStep = 64 << 20
-	// syncTime is how long a guest that is to end may take to write its home to its volume.
+	// syncTime is how long a guest may take to write its home to its volume before the guest ends.
 	syncTime = 20 * time.Second
-	// ordersFile keeps the orders about volumes, so that guests have theirs while the manager is away, whatever becomes of the agent.
+	// ordersFile keeps the orders about volumes. So guests have their volumes after a restart of the agent, even while the
+	// manager is away.
 	ordersFile = "volume-orders"
 )
 
@@ -55,14 +56,14 @@ type heldVolume struct {
 	used    uint64
 }
 
-// guestVolume is the socket of a guest of this host.
+// guestVolume is the socket of one guest of this host.
 type guestVolume struct {
 	source   *v1.VolumeSource
 	listener net.Listener
 	cancel   context.CancelFunc
 }
 
-// volumeKeeper follows the manager's orders about volumes.
+// volumeKeeper carries out the manager's orders about volumes.
 type volumeKeeper struct {
 	agent   *Agent
 	host    VolumeHost
@@ -73,7 +74,7 @@ type volumeKeeper struct {
 	able    bool // the host has the programs that volumes need
 
 	mu      sync.Mutex
-	orders  *v1.HostWanted // its part about volumes
+	orders  *v1.HostWanted // only its part about volumes
 	held    map[string]*heldVolume
 	guests  map[string]*guestVolume        // by guest's uid
 	ending  map[string]bool                // guests that the manager has ordered to end
@@ -87,7 +88,7 @@ type allowed struct {
 	cancel context.CancelFunc
 }
 
-// VolumeFolders returns where an agent keeps volumes' disks, and the sockets of their daemons.
+// VolumeFolders returns the folders of an agent's volumes and of the sockets of their daemons.
 func VolumeFolders(state, run string) (disks, sockets string) {
 	return filepath.Join(state, "volumes"), filepath.Join(run, "volumes")
 }
@@ -122,7 +123,7 @@ func newVolumeKeeper(a *Agent) *volumeKeeper {
 	return k
 }
 
-// want takes up the manager's orders. It does not wait.
+// want takes the manager's orders. It does not wait.
 func (k *volumeKeeper) want(w *v1.HostWanted) {
 	if k.host == nil {
 		return
@@ -136,7 +137,7 @@ func (k *volumeKeeper) want(w *v1.HostWanted) {
 		switch {
 		case g.Volume != nil:
 			part.Guests = append(part.Guests, &v1.GuestWanted{Uid: g.Uid, Name: g.Name, Volume: g.Volume})
-		case g.Role == v1.GuestRole_GUEST_ROLE_ABSENT && before >= 0: // it has its volume until it has ended
+		case g.Role == v1.GuestRole_GUEST_ROLE_ABSENT && before >= 0: // the guest has its volume until it has ended
 			part.Guests = append(part.Guests, k.orders.Guests[before])
 			k.ending[g.Uid] = true
 		}
@@ -152,7 +153,7 @@ func (k *volumeKeeper) want(w *v1.HostWanted) {
 	k.apply(part)
 }
 
-// apply makes orders those in force; mu is held, or nobody else knows the keeper yet.
+// apply puts orders in force; mu is held, or no other goroutine knows the keeper yet.
 func (k *volumeKeeper) apply(w *v1.HostWanted) {
 	k.orders = w
 	may := map[string]map[string]bool{}
@@ -186,7 +187,7 @@ func (k *volumeKeeper) apply(w *v1.HostWanted) {
 	poke(k.wake)
 }
 
-// run does what the orders ask for, until ctx ends.
+// run carries out the orders until ctx ends.
 func (k *volumeKeeper) run(ctx context.Context) {
 	if k.host == nil {
 		return
@@ -299,8 +300,8 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	}
 }
 
-// restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses it meanwhile: the manager names no reader before
-// the host reports the restore.
+// restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses the disk meanwhile: the manager
+// names no reader before the host has reported the restore.
 func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) error {
 	if i := slices.Index(v.facts.Restored, w.Restore.Id); i >= 0 {
 		if i < len(v.facts.Restored)-1 {
@@ -312,7 +313,7 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 	v.ready = false
 	k.mu.Unlock()
 	if !k.agent.checkpoints.has(w.Restore, w.Uid) {
-		return cmp.Or(k.agent.checkpoints.lacksRoom(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
+		return cmp.Or(k.agent.checkpoints.notFetched(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
 	}
 	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
 	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)
@@ -367,7 +368,7 @@ func (g *guestVolume) close() {
 	g.listener.Close()
 }
 
-// carry carries QEMU's connection to the volume, which is here or on another host. QEMU connects again when it ends.
+// carry forwards QEMU's connection to the volume, on this host or another. QEMU connects again when the connection ends.
 func (k *volumeKeeper) carry(ctx context.Context, conn net.Conn, w *v1.GuestWanted) {
 	defer conn.Close()
 	err := k.carryTo(ctx, conn, w.Volume)
@@ -396,7 +397,7 @@ func (k *volumeKeeper) carryTo(ctx context.Context, conn net.Conn, source *v1.Vo
 	return carryBoth(conn, local)
 }
 
-// carryBoth carries what comes from one connection to the other, both ways, until either ends. It closes both.
+// carryBoth copies between two connections in both directions until either ends, and closes both.
 func carryBoth(a, b net.Conn) error {
 	done := make(chan error, 2)
 	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
@@ -410,7 +411,8 @@ func carryBoth(a, b net.Conn) error {
 	return errors.Join(<-done, <-done)
 }
 
-// Reader returns the socket of a volume for a host that may use it, and a context that ends when it may no longer.
+// Reader returns the socket of a volume for a host that may use it, and a context that ends when the host may no longer use
+// it.
 func (a *Agent) Reader(host, hostUID, uid string) (socket string, may context.Context, err error) {
 	return a.volumes.reader(host, hostUID, uid)
 }
@@ -428,7 +430,7 @@ func (k *volumeKeeper) reader(host, hostUID, uid string) (string, context.Contex
 	return volume.Open(k.folder, k.sockets, uid).Socket(), r.ctx, nil
 }
 
-// socket returns where a guest's volume is served; empty: it has none.
+// socket returns the path at which a guest's volume is served; empty: the guest has none.
 func (k *volumeKeeper) socket(w *v1.GuestWanted) (string, error) {
 	if w.Volume == nil {
 		return "", nil
@@ -439,7 +441,7 @@ func (k *volumeKeeper) socket(w *v1.GuestWanted) (string, error) {
 	return k.host.VolumeSocket(w.Name)
 }
 
-// await waits until a guest's volume can be reached.
+// await waits until a guest can reach its volume.
 func (k *volumeKeeper) await(ctx context.Context, w *v1.GuestWanted) error {
 	for w.Volume != nil {
 		k.mu.Lock()
@@ -458,8 +460,8 @@ func (k *volumeKeeper) await(ctx context.Context, w *v1.GuestWanted) error {
 	return nil
 }
 
-// sync has a guest write its home to its volume, if the manager has ordered it to end. It does not wait for long: the guest may hang. A
-// guest that ends for another reason, such as its lease, ends at once.
+// sync makes a guest write its home to its volume, if the manager has ordered the guest to end. It waits for syncTime at
+// most, because the guest may hang. A guest that ends for another reason, such as its lease, is not synced.
 func (k *volumeKeeper) sync(ctx context.Context, g *guest) {
 	k.mu.Lock()
 	has := k.guests[g.uid] != nil && k.ending[g.uid]

@@ -28,7 +28,7 @@ const (
 	// ServerName is the DNS name in every manager's certificate. Clients check it instead of an address, so that
 	// managers' addresses may change.
 	ServerName = "watari-manager"
-	// backdate is the delay that a verifier's clock may have.
+	// backdate is how far a verifier's clock may be behind.
 	backdate = time.Hour
 	// authorityYears and certificateYears are the lifetimes of certificates. A host or user requests a new one well
 	// before the end (JoinService, without a token).
@@ -167,7 +167,7 @@ func RequestKeyHash(requestPEM []byte) ([]byte, error) {
 	return hashOfKey(request.RawSubjectPublicKeyInfo), nil
 }
 
-// KeyHash returns the same of a certificate's public key.
+// KeyHash returns the SHA-256 of a certificate's public key.
 func KeyHash(cert *x509.Certificate) []byte { return hashOfKey(cert.RawSubjectPublicKeyInfo) }
 
 func hashOfKey(info []byte) []byte {

@@ -28,8 +28,9 @@ func authority(t *testing.T) *Authority {
 	return a
 }
 
-// shake makes a TLS connection and returns both ends' errors; a byte is sent, since a TLS 1.3 client only learns of a
-// refusal by reading. It is over TCP: on a pipe, which holds nothing, both ends may wait to tell each other of a refusal.
+// shake makes a TLS connection and returns the errors of both ends. It sends a byte, since a TLS 1.3 client learns of a
+// refusal only by reading. It uses TCP: on a pipe, which buffers nothing, both ends may wait to report a refusal to each
+// other.
 func shake(client, server *tls.Config) (clientErr, serverErr error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -208,7 +209,7 @@ func TestSignRefusesDamagedRequests(t *testing.T) {
 			t.Errorf("%s was signed", name)
 		}
 	}
-	// A signature with a large RSA key, for example, costs its verifier much.
+	// Some signatures, such as one with a large RSA key, are expensive to verify.
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"fmt"
 )
 
-// ErrSignature says that the authority did not sign a statement, or that the statement was changed since.
+// ErrSignature means that the authority did not sign a statement, or that the statement was changed afterwards.
 var ErrSignature = errors.New("it is not signed by the authority")
 
 // statementPrefix begins every signed statement. A certificate's signed part begins with the byte 0x30, so the
@@ -41,7 +41,8 @@ func (a *Authority) SignMessage(context string, message []byte) ([]byte, error) 
 	return signature, nil
 }
 
-// VerifyMessage checks that the authority with this certificate signed a statement in this context; ErrSignature.
+// VerifyMessage checks that the authority with this certificate signed a statement in this context. It returns ErrSignature
+// if the signature is wrong.
 func VerifyMessage(authority *x509.Certificate, context string, message, signature []byte) error {
 	if authority == nil {
 		return errors.New("the authority's certificate is not known")
@@ -53,7 +54,7 @@ func VerifyMessage(authority *x509.Certificate, context string, message, signatu
 	return nil
 }
 
-// secret returns what other keys are derived from.
+// secret returns the secret from which other keys are derived.
 func (a *Authority) secret() ([]byte, error) {
 	own, ok := a.key.(*ecdsa.PrivateKey)
 	if !ok {
@@ -92,8 +93,8 @@ func (a *Authority) ClusterAuthority(name, uid string) (*Authority, error) {
 	return newAuthority("watari cluster "+name, key, keyPEM)
 }
 
-// clusterKey derives a P-256 key by HKDF-SHA256. HKDF's number is no key if it is zero or not below the curve's order,
-// which happens once in 2^32 times. Then clusterKey takes the next number.
+// clusterKey derives a P-256 key by HKDF-SHA256. The number that HKDF returns is not a key if it is zero or not below the
+// curve's order, which happens once in 2^32 times. Then clusterKey takes the next number.
 func (a *Authority) clusterKey(uid string) (*ecdsa.PrivateKey, []byte, error) {
 	secret, err := a.secret()
 	if err != nil {

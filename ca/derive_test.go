@@ -45,7 +45,7 @@ func TestAClustersAuthorityFollowsFromItsUID(t *testing.T) {
 			t.Errorf("%s has the same key", name)
 		}
 	}
-	// A guest that was started before trusts, and is trusted by, those that are started afterwards.
+	// A guest that was started before the recovery trusts guests that are started afterwards, and they trust it.
 	old := must[*x509.Certificate](t)(ParseCertificate(must[KeyPair](t)(first.IssueGuest("md", "md-0")).Certificate))
 	roots := x509.NewCertPool()
 	roots.AddCert(again.Certificate())

@@ -27,10 +27,10 @@ type Identity struct {
 	Kind    Kind
 	Name    string
 	Cluster string // of a guest
-	// UID of the host's or user's object. It is in the subject's serial number, not in the URI. So the certificate of a
-	// removed host or user is not valid for a later one of the same name.
+	// UID is the uid of the host's or user's object. It is in the subject's serial number, not in the URI. So the
+	// certificate of a removed host or user is not valid for a later one of the same name.
 	UID string
-	// Generation of a user's certificates; older ones were revoked.
+	// Generation is the generation of a user's certificates; older generations were revoked.
 	Generation uint32
 }
 

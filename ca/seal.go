@@ -1,6 +1,6 @@
 package ca
 
-// seal.go - the authority's key, encrypted where it is kept.
+// seal.go - encrypts the authority's key for storage.
 
 import (
 	"bytes"
@@ -11,10 +11,10 @@ import (
 	"filippo.io/age"
 )
 
-// sealedPrefix begins what Seal returns (https://age-encryption.org/v1).
+// sealedPrefix begins each result of Seal (https://age-encryption.org/v1).
 const sealedPrefix = "age-encryption.org/v1\n"
 
-// leastSecret is the least length of a secret, bytes.
+// leastSecret is the least length of a secret, in bytes.
 const leastSecret = 16
 
 // CheckSecret refuses a secret that could be guessed.

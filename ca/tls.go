@@ -9,7 +9,7 @@ import (
 	"fmt"
 )
 
-// ClientTLS is for calling a manager as the host or user of the certificate. All arguments are PEM.
+// ClientTLS returns the configuration for calling a manager as the host or user of the certificate. All arguments are PEM.
 func ClientTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
@@ -19,8 +19,8 @@ func ClientTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// ServerTLS is for a manager (all arguments are PEM). It verifies a client's certificate, but does not require one,
-// because JoinService needs none. The other handlers must check that there is one.
+// ServerTLS returns the configuration for a manager (all arguments are PEM). It verifies a client's certificate, but does
+// not require one, because JoinService needs none. The other handlers must check that there is one.
 func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
@@ -30,9 +30,9 @@ func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// PeerTLS is for both ends of a connection between two hosts, or between two guests of a cluster. It requires and
-// verifies the other end's certificate, and passes the identity to accept. It is for tls.Client and tls.Server. accept
-// may be nil: any subject of the authority.
+// PeerTLS returns the configuration for both ends of a connection between two hosts, or between two guests of a cluster. It
+// requires and verifies the other end's certificate, and passes the identity to accept. It is for tls.Client and tls.Server.
+// A nil accept accepts any subject of the authority.
 func PeerTLS(caPEM, certPEM, keyPEM []byte, accept func(Identity) error) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
@@ -65,8 +65,8 @@ func verifyPeer(state tls.ConnectionState, roots *x509.CertPool) (Identity, erro
 	return IdentityOf(leaf)
 }
 
-// JoinTLS is for a joiner, who has a token and no certificate yet. It trusts a manager whose authority has the token's
-// hash.
+// JoinTLS returns the configuration for a joiner, who has a token and no certificate yet. It trusts a manager whose
+// authority has the token's hash.
 func JoinTLS(token Token) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
@@ -79,7 +79,7 @@ func JoinTLS(token Token) *tls.Config {
 	}
 }
 
-// verifyByHash verifies a manager's certificate against the authority with this hash in its chain.
+// verifyByHash verifies a manager's certificate against the authority in its chain that has this hash.
 func verifyByHash(state tls.ConnectionState, hash string) (*x509.Certificate, error) {
 	for _, authority := range state.PeerCertificates[1:] {
 		if !authority.IsCA || hashOf(authority) != hash {

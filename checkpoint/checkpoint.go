@@ -22,16 +22,17 @@ const (
 	StopWait    = 2 * time.Second
 	FreezeWait  = time.Second
 	TakeWait    = 5 * time.Second
-	// StandLimit is how long a host lets a guest stand. It is longer than StopWait, so that a slow host does not make
+	// MaxStop is how long a host lets a guest stand. It is longer than StopWait, so that a slow host does not make
 	// the others let their guests go on while the manager still waits for it.
-	StandLimit = 3 * time.Second
+	MaxStop = 3 * time.Second
 	// AwayWait is how long a host may be disconnected while files are written.
 	AwayWait = time.Minute
 )
 
-// Member is a guest of the checkpoint, as the manager knows it, or the volume: of that, Running is that its host serves it.
+// Member is a guest of the checkpoint, or the volume, as the manager knows it. For the volume, Running means that its host
+// serves it.
 type Member struct {
-	// Connected: its host is. Away is how long it has not been.
+	// Connected: the host is connected. Away is how long it has been disconnected.
 	Connected bool
 	Away      time.Duration
 	// Ended: the guest's copy with the record's epoch is gone, or its host has died since the record was made.
@@ -78,8 +79,8 @@ func HoldsMoves(state v1.CheckpointState) bool {
 	return state > v1.CheckpointState_CHECKPOINT_STATE_PENDING && !Ended(state)
 }
 
-// VolumeOrder returns what the volume's host is ordered to do in a state: it begins a copy while the guests stand, and is not
-// stopped itself.
+// VolumeOrder returns the order for the volume's host in a state. The host begins a copy while the guests stand; the volume
+// itself is not stopped.
 func VolumeOrder(state v1.CheckpointState) v1.CheckpointOrder {
 	switch state {
 	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING:
@@ -90,7 +91,7 @@ func VolumeOrder(state v1.CheckpointState) v1.CheckpointOrder {
 	return Order(state)
 }
 
-// Order returns what the hosts are ordered to do about guests in a state.
+// Order returns the orders about guests for their hosts in a state.
 func Order(state v1.CheckpointState) v1.CheckpointOrder {
 	switch state {
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
@@ -112,8 +113,8 @@ type stage struct {
 	guests v1.CheckpointPhase // that all guests must have reached
 	volume v1.CheckpointPhase // that the volume must have reached
 	next   v1.CheckpointState
-	limit  time.Duration // of the state; 0: none
-	away   time.Duration // for which a host may be disconnected
+	limit  time.Duration // time limit of the state; 0: none
+	away   time.Duration // how long a host may be disconnected
 	doing  string
 }
 
@@ -247,7 +248,7 @@ func Files(c *v1.Checkpoint) []*v1.CheckpointMember {
 	return append(slices.Clone(c.Members), c.Volume)
 }
 
-// Bytes returns the size of a checkpoint's files, bytes, each counted once however many hosts have it.
+// Bytes returns the size of a checkpoint's files in bytes. Each file counts once, however many hosts have it.
 func Bytes(c *v1.Checkpoint) (bytes uint64) {
 	for _, m := range Files(c) {
 		bytes += m.GetFile().GetBlob().GetSize()

@@ -56,9 +56,9 @@ func TestStepSaysWhatItWaitsForAndWhyItFailed(t *testing.T) {
 	}
 }
 
-// A manager that waits longer for stops than hosts let guests stand would only make void checkpoints.
+// If the manager waited longer for guests to stop than hosts let guests stand, checkpoints would become void.
 func TestHostsLetGuestsStandLongerThanTheManagerWaits(t *testing.T) {
-	if StandLimit <= StopWait {
-		t.Errorf("%v and %v", StandLimit, StopWait)
+	if MaxStop <= StopWait {
+		t.Errorf("%v and %v", MaxStop, StopWait)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// The model: two hosts with a guest each, or one with a guest and one with its volume. Orders and reports are delivered late, or again, or never; agents, the
-// processes that stop guests (holders), guests and hosts die at any moment; a holder's time is over at any moment. All
-// orders of events are explored. A checkpoint is never done unless its cut is consistent, and once nothing fails any
-// more, every guest that lives runs, and the record has ended.
+// The model: two hosts with a guest each, or one with a guest and one with its volume. Orders and reports are delivered
+// late, repeatedly, or never. Agents, guests, hosts, and the processes that stop guests (holders) die at any moment, and a
+// holder's time ends at any moment. All orders of events are explored. A checkpoint is never done unless its cut is
+// consistent. Once nothing fails any more, every living guest runs, and the record has ended.
 
 type guestState uint8
 
@@ -25,7 +25,7 @@ type holderState uint8
 const (
 	noHolder holderState = iota
 	idle
-	holding  // it has stopped the guest, and its time passes
+	holding  // it has stopped the guest, and its time runs
 	kept     // it has confirmed that the guest stood
 	released // it has let the guest go on
 )
@@ -38,7 +38,7 @@ const (
 	bad
 )
 
-// begun is a phase of the agent's between two acts; it reports STOPPED.
+// begun is a phase of the agent between two acts. The agent then reports STOPPED.
 const begun v1.CheckpointPhase = 100
 
 type modelHost struct {
@@ -46,9 +46,9 @@ type modelHost struct {
 	holder   holderState
 	snapshot cutState
 	written  bool // the file is on disk
-	agent    bool // it lives
-	dead     bool // the host is
-	volume   bool // the host has the volume, and no guest; snapshot is that of the copy
+	agent    bool // the agent lives
+	dead     bool // the host is dead
+	volume   bool // the host has the volume and no guest; snapshot is that of the copy
 	phase    v1.CheckpointPhase
 	order    v1.CheckpointOrder // last delivered
 	heard    v1.CheckpointPhase // last reported
@@ -64,7 +64,7 @@ func newWorld(volume bool) world {
 	return world{state: v1.CheckpointState_CHECKPOINT_STATE_PENDING, hosts: [2]modelHost{{agent: true}, {agent: true, volume: volume}}}
 }
 
-// act lets the agent of a host carry out one act for its order.
+// act makes the agent of a host carry out one act for its order.
 func (w *world) act(i int) {
 	h := &w.hosts[i]
 	if !h.agent {
@@ -86,7 +86,7 @@ func (w *world) act(i int) {
 		w.actOnVolume(i, fail)
 		return
 	}
-	// The agent sees the death of its holder, and of the guest.
+	// The agent notices the death of its holder, and of the guest.
 	if h.guest == dead && !h.written && h.order != 0 ||
 		h.phase == v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED && h.holder == noHolder {
 		fail()
@@ -112,7 +112,7 @@ func (w *world) act(i int) {
 	}
 }
 
-// actOnVolume lets the agent of the volume's host carry out one act.
+// actOnVolume makes the agent of the volume's host carry out one act.
 func (w *world) actOnVolume(i int, fail func()) {
 	h := &w.hosts[i]
 	switch {
@@ -188,7 +188,7 @@ func (h *modelHost) killAgent() { h.agent, h.phase, h.order = false, 0, 0 }
 func (h *modelHost) startAgent() {
 	if !h.agent && !h.dead {
 		h.agent = true
-		h.release() // it finds the pipe
+		h.release() // the holder finds the pipe
 		h.timeOver()
 	}
 }
@@ -227,7 +227,7 @@ func (w *world) step(t *testing.T, patience time.Duration) {
 	}
 }
 
-// events returns what may happen next.
+// events returns the worlds after each possible next event.
 func (w world) events(t *testing.T) (next []world) {
 	add := func(change func(*world)) {
 		n := w
@@ -245,7 +245,7 @@ func (w world) events(t *testing.T) (next []world) {
 		add(func(n *world) { n.hosts[i].timeOver() })
 		add(func(n *world) { n.hosts[i].killAgent() })
 		add(func(n *world) { n.hosts[i].startAgent() })
-		add(func(n *world) { n.hosts[i].holder = noHolder }) // it is killed
+		add(func(n *world) { n.hosts[i].holder = noHolder }) // the holder is killed
 		add(func(n *world) {
 			if !n.hosts[i].volume {
 				n.hosts[i].guest = dead
@@ -274,7 +274,7 @@ func (h modelHost) key() (k uint64) {
 	return k
 }
 
-// sorted exchanges the hosts if need be: both are alike, so half of the worlds are enough.
+// sorted exchanges the hosts if necessary: both are alike, so half of the worlds suffice.
 func (w world) sorted() world {
 	if !w.hosts[1].volume && w.hosts[1].key() < w.hosts[0].key() {
 		w.hosts[0], w.hosts[1] = w.hosts[1], w.hosts[0]
@@ -282,7 +282,7 @@ func (w world) sorted() world {
 	return w
 }
 
-// calm lets everything be delivered, without faults, until nothing changes.
+// calm delivers everything, without faults, until nothing changes.
 func (w world) calm(t *testing.T) world {
 	for range 20 {
 		for i := range w.hosts {

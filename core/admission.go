@@ -14,8 +14,8 @@ import (
 )
 
 // Admission decides about users' requests. Each method returns the change that grants a request, or a Refusal. A change
-// without operations means that nothing is to be done. A change rests on more than the objects that it writes, so the
-// caller must not let another admission decide until the change is written.
+// without operations means that nothing is to be done. A change depends on more objects than it writes, so the caller must
+// write it before another admission decides.
 type Admission struct {
 	*Objects
 	Caller Caller
@@ -57,7 +57,7 @@ const (
 	Exhausted
 	// Unauthenticated refuses a caller who was removed.
 	Unauthenticated
-	// Denied refuses a caller what others may do.
+	// Denied refuses a request that other callers may make.
 	Denied
 )
 
@@ -69,7 +69,7 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Message }
 
-// KindOf returns the kind of a refusal; 0: the error is none.
+// KindOf returns the kind of a refusal; 0: the error is not a refusal.
 func KindOf(err error) RefusalKind {
 	var r *Refusal
 	if !errors.As(err, &r) {
@@ -86,7 +86,7 @@ func invalid(format string, a ...any) error { return refuse(Invalid, format, a..
 
 func precondition(format string, a ...any) error { return refuse(Precondition, format, a...) }
 
-// audited adds to a change the history's line about what the caller asked for.
+// audited adds an event to a change that records what the caller asked for.
 func (a *Admission) audited(c *Change, kind, name, format string, args ...any) {
 	c.Events = append(c.Events, &v1.Event{Severity: v1.Severity_SEVERITY_INFO, Kind: kind, Name: name, Actor: a.Caller.Name,
 		Message: fmt.Sprintf(format, args...)})
@@ -119,7 +119,7 @@ func Missing[T any](kind, name string, there map[string]T) error {
 	return refuse(NotFound, "there is no %s %q; there are: %s%s", kind, name, strings.Join(names, ", "), more)
 }
 
-// UsableImages returns those of the images that the caller may see and use: the published ones and the caller's own.
+// UsableImages returns the images that the caller may see and use: the published ones and the caller's own.
 func (c Caller) UsableImages(all map[string]*v1.Image) map[string]*v1.Image {
 	usable := map[string]*v1.Image{}
 	for name, image := range all {
@@ -130,7 +130,7 @@ func (c Caller) UsableImages(all map[string]*v1.Image) map[string]*v1.Image {
 	return usable
 }
 
-// Own returns those of the objects that the caller may see.
+// Own returns the objects that the caller may see.
 func Own[T Object](c Caller, all map[string]T) map[string]T {
 	if c.Admin {
 		return all
@@ -144,7 +144,7 @@ func Own[T Object](c Caller, all map[string]T) map[string]T {
 	return mine
 }
 
-// Find returns an object that the caller may see. An object of another user does not exist for the caller.
+// Find returns an object that the caller may see. It reports another user's object as missing.
 func Find[T Object](c Caller, kind, name string, all map[string]T) (T, error) {
 	o, found := all[name]
 	if !found || !c.Owns(o.GetMeta()) {

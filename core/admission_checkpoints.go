@@ -24,8 +24,8 @@ const (
 // CheckpointKey is a new key pair for a cluster's checkpoints, in age's text form.
 type CheckpointKey struct{ Secret, Recipient string }
 
-// CreateCheckpoint makes the record of a checkpoint of a cluster. It returns the checkpoint's name. If one is under way, the
-// change has no operations. key is for a cluster that has none.
+// CreateCheckpoint makes the record of a checkpoint of a cluster, or of a snapshot of a volume. It returns the checkpoint's
+// name. If one is under way, the change has no operations. key is used if the cluster or volume has none.
 func (a *Admission) CreateCheckpoint(r *v1.CreateCheckpointRequest, key CheckpointKey) (change Change, name string, err error) {
 	of, err := a.checkpointed(r.Cluster, r.Volume)
 	if err != nil {
@@ -62,7 +62,7 @@ func origins(cluster, volume string) string {
 	return "cluster " + cluster
 }
 
-// checkpointed finds the caller's cluster or volume, and refuses one of which no checkpoints can be made now.
+// checkpointed finds the caller's cluster or volume, and refuses it if no checkpoint of it can be made now.
 func (a *Admission) checkpointed(cluster, volume string) (origin, error) {
 	if volume == "" {
 		return a.checkpointedCluster(cluster)
@@ -98,7 +98,7 @@ func (a *Admission) checkpointedCluster(name string) (origin, error) {
 	return cluster, nil
 }
 
-// give gives a cluster or a volume the key pair if it has none. It changes the record.
+// give puts the key pair into the record of a cluster or a volume that has none.
 func (k CheckpointKey) give(of origin) {
 	if of.GetCheckpointRecipient() != "" {
 		return
@@ -111,7 +111,8 @@ func (k CheckpointKey) give(of origin) {
 	}
 }
 
-// PlanCheckpoints sets when checkpoints of a cluster, or snapshots of a volume, are made unasked, and how many are kept.
+// PlanCheckpoints sets when checkpoints of a cluster, or snapshots of a volume, are made automatically, and how many are
+// kept.
 func (a *Admission) PlanCheckpoints(r *v1.PlanCheckpointsRequest, key CheckpointKey) (change Change, err error) {
 	of, err := a.checkpointed(r.Cluster, r.Volume)
 	if err != nil {
@@ -138,7 +139,7 @@ func (a *Admission) PlanCheckpoints(r *v1.PlanCheckpointsRequest, key Checkpoint
 	return change, nil
 }
 
-// checkPlan checks a plan of checkpoints; nil is none.
+// checkPlan checks a plan of checkpoints; nil: there is no plan.
 func checkPlan(plan *v1.CheckpointPlan) error {
 	every := time.Duration(plan.GetEverySeconds()) * time.Second
 	switch {
@@ -152,7 +153,7 @@ func checkPlan(plan *v1.CheckpointPlan) error {
 	return nil
 }
 
-// DeleteCheckpoint deletes a checkpoint; its hosts then remove the files. One that is under way is cancelled first.
+// DeleteCheckpoint deletes a checkpoint; its hosts then remove the files. A checkpoint that is under way is cancelled first.
 func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 	c, err := Find(a.Caller, "checkpoint", name, a.Checkpoints)
 	if err != nil {
@@ -166,7 +167,7 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 		change.write(Delete, proto.CloneOf(c))
 	case c.Meta.Deleting != nil:
 		return change, nil
-	case checkpoint.Ended(c.State): // it goes when nothing builds on it any more
+	case checkpoint.Ended(c.State): // it is deleted when no other checkpoint builds on it
 		c = proto.CloneOf(c)
 		c.Meta.Deleting = timestamppb.New(a.Now)
 		change.write(Update, c)
@@ -181,7 +182,7 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 	return change, nil
 }
 
-// ChangeCheckpoint pins a checkpoint, or lets it go.
+// ChangeCheckpoint pins or unpins a checkpoint.
 func (a *Admission) ChangeCheckpoint(r *v1.ChangeCheckpointRequest) (change Change, err error) {
 	c, err := Find(a.Caller, "checkpoint", r.Name, a.Checkpoints)
 	if err != nil || c.Pinned == r.Pinned {
@@ -194,8 +195,8 @@ func (a *Admission) ChangeCheckpoint(r *v1.ChangeCheckpointRequest) (change Chan
 	return change, nil
 }
 
-// RestoreCheckpoint has a cluster go on from a checkpoint. asked is the checkpoint's name, or the cluster's: then its latest is
-// taken. It returns the cluster's name.
+// RestoreCheckpoint begins to restore a cluster from a checkpoint. asked is the name of the checkpoint, or of the cluster
+// for its latest checkpoint. It returns the cluster's name.
 func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string, err error) {
 	c, err := a.toRestore(asked)
 	if err != nil {
@@ -210,8 +211,8 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 	}
 	guests := GuestsOf(a.Objects, c.Cluster)
 	if why := sameMembers(c, guests); why != "" {
-		return change, "", precondition("cluster %s cannot go back to checkpoint %s: %s; a checkpoint is restored to the guests of which it was made "+
-			"(`watari cluster resize`)", c.Cluster, c.Meta.Name, why)
+		return change, "", precondition("cluster %s cannot go back to checkpoint %s: %s; a checkpoint can be restored only to the guests of which it "+
+			"was made, so remove guests that were added since (`watari cluster resize`); it cannot be restored if one of its guests was removed", c.Cluster, c.Meta.Name, why)
 	}
 	if restoring(cluster) && cluster.Restore.CheckpointUid == c.Meta.Uid {
 		return change, c.Cluster, nil

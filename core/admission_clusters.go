@@ -22,34 +22,35 @@ import (
 
 // Bounds of what can be asked for.
 const (
-	// maxGuests of a cluster, which is made in one etcd transaction. The embedded etcd takes twice as many.
+	// maxGuests bounds the guests of a cluster, which is made in one etcd transaction. The embedded etcd takes twice as
+	// many.
 	maxGuests      = 1000
 	maxVCPUs       = 512
 	minMemoryBytes = 64 << 20
 	maxMemoryBytes = 16 << 40
-	// A lease is renewed each second, so a short one ends when a machine is busy.
+	// A lease is renewed each second. A shorter lease would end when a machine is busy.
 	minLeaseMs = 10_000
 	maxLeaseMs = 24 * 3600_000
 )
 
-// overlayMTU is the MTU of guests where hosts' LANs have the usual 1500; encapsulation between sites takes the
-// rest. Since a guest may move to any site, it has the smallest that works everywhere.
+// overlayMTU is the MTU of guests if hosts' LANs have the usual 1500; encapsulation between sites takes the rest. A guest
+// may move to any site, so its MTU is the smallest that works everywhere.
 const (
 	overlayMTU      = 1420
 	overlayOverhead = 80
-	// leastMTU is what a LAN has at least, RFC 8200 section 5. What a host says below that is not believed: it would slow down
-	// everybody's new clusters.
+	// leastMTU is the least MTU of a LAN (RFC 8200, section 5). Smaller values from hosts are not believed: they would slow
+	// down everybody's new clusters.
 	leastMTU = 1280
 )
 
-// cpuRule is what names of CPU models look like.
+// cpuRule matches names of CPU models.
 var cpuRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // ClusterRequest asks for a cluster.
 type ClusterRequest struct {
 	Name string
 	Spec *v1.ClusterSpec
-	// UID is what the cluster gets if it is made.
+	// UID becomes the uid of the cluster.
 	UID string
 	// MaxOps is how many operations a change may hold, its event among them; 0: any number.
 	MaxOps int
@@ -96,7 +97,8 @@ func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
 	return change, nil
 }
 
-// checkSpec refuses a cluster's specification that is out of bounds, and completes it, so that equal ones are equal.
+// checkSpec refuses a cluster's specification that is out of bounds, and completes it, so that equal specifications compare
+// equal.
 func checkSpec(spec *v1.ClusterSpec) error {
 	shape := spec.GetShape()
 	switch {
@@ -117,7 +119,7 @@ func checkSpec(spec *v1.ClusterSpec) error {
 	case v1.OnHostLoss_name[int32(spec.OnHostLoss)] == "":
 		return invalid("unknown on-host-loss %d", spec.OnHostLoss)
 	case spec.LeaseMs != 0 && (spec.LeaseMs < minLeaseMs || spec.LeaseMs > maxLeaseMs):
-		return invalid("a lease of %s: it lasts %s to %s", time.Duration(min(spec.LeaseMs, 2*maxLeaseMs))*time.Millisecond, minLeaseMs*time.Millisecond, maxLeaseMs*time.Millisecond)
+		return invalid("a lease of %s is out of range: give %s to %s", time.Duration(min(spec.LeaseMs, 2*maxLeaseMs))*time.Millisecond, minLeaseMs*time.Millisecond, maxLeaseMs*time.Millisecond)
 	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):
 		return invalid("%q cannot be a CPU: use baseline, host, or a named model such as EPYC-Rome", spec.Cpu)
 	}
@@ -178,9 +180,9 @@ func (a *Admission) admissible(spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform,
 	return image, platforms, nil
 }
 
-// image returns the image that the caller calls NAME, or NAME@DIGEST. With a digest it is that content and no other that
-// its owner may have given the name meanwhile. A part of a digest does not suffice: an owner can make two images that
-// agree in it.
+// image returns the image that the caller calls NAME, or NAME@DIGEST. With a digest, only that content matches: the owner
+// may have given the name to other content meanwhile. A part of a digest does not suffice, because an owner can make two
+// images that agree in it.
 func (a *Admission) image(text string) (*v1.Image, error) {
 	name, digest, exactly := strings.Cut(text, "@")
 	images := a.Caller.UsableImages(a.Images)
@@ -194,11 +196,11 @@ func (a *Admission) image(text string) (*v1.Image, error) {
 	return image, nil
 }
 
-// checkQuota checks that the owner's clusters and this one together are within the quota. Guests that are stopped, and
-// guests of clusters that are being deleted, count.
+// checkQuota checks that the owner's clusters and this one together are within the quota. Stopped guests, and guests of
+// clusters that are being deleted, count too.
 func checkQuota(s *Objects, owner string, spec *v1.ClusterSpec) error {
 	user := s.Users[owner]
-	if user == nil { // since the call began
+	if user == nil { // removed since the call began
 		return refuse(Unauthenticated, "user %s was removed", owner)
 	}
 	quota := user.Quota
@@ -217,7 +219,7 @@ func checkQuota(s *Objects, owner string, spec *v1.ClusterSpec) error {
 	return nil
 }
 
-// used returns what a user's guests take of the user's quota.
+// used returns how much of a user's quota the user's guests take.
 func used(s *Objects, owner string) (vcpus, memoryBytes uint64) {
 	for _, g := range s.Guests {
 		if g.Meta.Owner == owner {
@@ -279,7 +281,7 @@ func (a *Admission) DeleteCluster(name string) (change Change, err error) {
 	return change, nil
 }
 
-// specDifferences says in what two specifications differ, for people.
+// specDifferences describes how two specifications differ, for people.
 func specDifferences(have, want *v1.ClusterSpec) string {
 	var d []string
 	add := func(differ bool, format string, a ...any) {
@@ -336,7 +338,7 @@ func leaseName(spec *v1.ClusterSpec) string {
 	return (time.Duration(spec.LeaseMs) * time.Millisecond).String()
 }
 
-// lossName names what becomes of a cluster that loses a guest, for people.
+// lossName describes what a cluster does when it loses a guest, for people.
 func lossName(l v1.OnHostLoss) string {
 	if l == v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED {
 		l = v1.OnHostLoss_ON_HOST_LOSS_RESTART

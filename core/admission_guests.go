@@ -9,7 +9,7 @@ import (
 	"watari/migration"
 )
 
-// StartGuest has a guest run that was stopped, or that is not started again after failures.
+// StartGuest starts a guest that was stopped, or that the manager no longer restarts after failures.
 func (a *Admission) StartGuest(name string) (Change, error) {
 	return a.changeGuest(name, "to be started", func(g *v1.Guest) bool {
 		if !g.Stopped && g.Failure == "" {
@@ -111,7 +111,7 @@ func (a *Admission) movable(r *v1.MigrateRequest) (*v1.Guest, error) {
 	return g, nil
 }
 
-// sameMove refuses a request while a move is under way that does not fit it.
+// sameMove refuses a request that does not fit the guest's move under way.
 func (a *Admission) sameMove(m *v1.Migration, r *v1.MigrateRequest) error {
 	site := a.Hosts[m.Target].GetInfo().GetSite()
 	if !m.Cancel && (r.ToHost == "" || r.ToHost == m.Target) && (r.ToSite == "" || r.ToSite == site) {
@@ -120,8 +120,8 @@ func (a *Admission) sameMove(m *v1.Migration, r *v1.MigrateRequest) error {
 	return precondition("guest %s is moving to %s (%s, %s); wait for its end, or cancel it", m.Guest, m.Target, m.Meta.Name, StateName(m.State.String()))
 }
 
-// CancelMove asks for a move to be given up, and returns the move's name. The guest stays where it is, unless the move is
-// past the point where that is possible. asked is the name of the move or of its guest.
+// CancelMove asks for the cancellation of a move, and returns the move's name. The guest stays on its host, unless the move
+// is past the point where that is possible. asked is the name of the move or of its guest.
 func (a *Admission) CancelMove(asked string) (change Change, name string, err error) {
 	m, err := a.findMove(asked)
 	if err != nil {

@@ -1,6 +1,6 @@
 package core
 
-// admission_hosts.go - taking hosts in, draining and removing them.
+// admission_hosts.go - adding, draining and removing hosts.
 
 import (
 	"strings"
@@ -23,7 +23,7 @@ func NewHost(s *Objects, name, uid string) (*v1.Host, error) {
 	return &v1.Host{Meta: &v1.Meta{Name: name, Uid: uid}}, nil
 }
 
-// DrainHost has a host take no guests and its guests moved away, or, with drain false, takes that back.
+// DrainHost drains a host: it takes no guests, and its guests move away. With drain false, it ends the drain.
 func (a *Admission) DrainHost(name string, drain bool) (change Change, err error) {
 	h := a.Hosts[name]
 	switch {
@@ -94,8 +94,8 @@ func (a *Admission) TrustHost(name, group string) (change Change, err error) {
 	return change, nil
 }
 
-// RemoveHost begins to take a host out. The host must have no guests, unless it is lost, for which the caller vouches: then
-// its guests are started elsewhere.
+// RemoveHost begins to remove a host. The host must have no guests, unless the caller vouches that it is lost: then its
+// guests are started elsewhere.
 func (a *Admission) RemoveHost(name string, lost bool) (change Change, err error) {
 	h := a.Hosts[name]
 	if h == nil {
@@ -136,7 +136,7 @@ func (a *Admission) RemoveHost(name string, lost bool) (change Change, err error
 	return change, nil
 }
 
-// remember writes down that a host was removed.
+// remember returns the write that records a host's removal.
 func remember(s *Objects, h *v1.Host, lost bool) Op {
 	if r := s.Removed[h.Meta.Uid]; r != nil {
 		r = proto.CloneOf(r)

@@ -8,7 +8,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// away has a host not connected for long.
+// away disconnects a host for long.
 func (a *Admission) away(host string) { delete(a.Reports.(Captured), host) }
 
 func TestAHostThatIsNotLostIsNotFenced(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 type ResizeRequest struct {
 	Name   string
 	Guests uint32
-	// UID is what the uids of added guests are derived from. It is new with each request, so a guest has another uid than
-	// an earlier one of its name.
+	// UID is the value from which the uids of added guests are derived. It is new with each request, so a guest gets another
+	// uid than an earlier guest of its name.
 	UID string
 	// MaxOps is how many operations a change may hold, its event among them; 0: any number.
 	MaxOps int
@@ -32,8 +32,8 @@ type Resized struct {
 	Runs []string
 }
 
-// ResizeCluster adds guests, or marks guests of the highest indices for removal. If the cluster is of that size, or is
-// becoming so, the change has no operations.
+// ResizeCluster adds guests, or marks guests of the highest indices for removal. If the cluster has the size already, or is
+// being resized to it, the change has no operations.
 func (a *Admission) ResizeCluster(r ResizeRequest) (resized Resized, err error) {
 	c, err := Find(a.Caller, "cluster", r.Name, a.Clusters)
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *Admission) ResizeCluster(r ResizeRequest) (resized Resized, err error) 
 	return resized, nil
 }
 
-// grow adds the guests from an index on.
+// grow adds the guests from index from on.
 func (a *Admission) grow(change *Change, c *v1.Cluster, from uint32, uid string) error {
 	name := c.Meta.Name
 	guests := GuestsOf(a.Objects, name)

@@ -19,16 +19,16 @@ import (
 const (
 	maxRanks     = 1 << 20
 	maxRunSpec   = 256 << 10 // bytes: a run's record is rewritten whole at each change
-	maxUnended   = 200       // runs of a cluster that have not ended, each of which is driven by itself
+	maxUnended   = 200       // runs of a cluster that have not ended; each is driven separately
 	maxRequestID = 64        // bytes
 	maxSignal    = 64
 )
 
-// endingSignals take back a run that does not run yet: SIGHUP, SIGINT, SIGQUIT, SIGKILL and SIGTERM. Others mean
-// something to a program alone.
+// endingSignals cancel a run that does not run yet: SIGHUP, SIGINT, SIGQUIT, SIGKILL and SIGTERM. Other signals have a
+// meaning only for a running program.
 var endingSignals = []int32{1, 2, 3, 9, 15}
 
-// CreateRun makes a run, which waits for its cluster, and with hold for StartRun. It returns the run's name. If the request
+// CreateRun makes a run, which waits for its cluster and, with hold, for StartRun. It returns the run's name. If the request
 // was granted before, the change has no operations.
 func (a *Admission) CreateRun(r *v1.CreateRunRequest) (change Change, name string, err error) {
 	spec := r.Spec
@@ -145,7 +145,7 @@ func countUnended(s *Objects, counts func(*v1.Run) bool) (n int) {
 	return n
 }
 
-// noneHalted refuses a run for a cluster that has guests for which the run would wait in vain.
+// noneHalted refuses a run if its cluster has halted guests, for which the run would wait forever.
 func noneHalted(s *Objects, cluster string) error {
 	if halted := Halted(GuestsOf(s, cluster)); halted != "" {
 		return precondition("a run needs all guests of cluster %s: %s", cluster, halted)
@@ -153,7 +153,7 @@ func noneHalted(s *Objects, cluster string) error {
 	return nil
 }
 
-// checkTransport refuses a run whose messages PM is to carry, if the cluster's image does not permit that.
+// checkTransport refuses a run over PM if the cluster's image has no PM, or has MPICH and not Open MPI.
 func checkTransport(s *Objects, cluster *v1.Cluster, transport v1.Transport) error {
 	if transport != v1.Transport_TRANSPORT_PM {
 		return nil
@@ -185,7 +185,7 @@ func freeRunName(s *Objects, cluster string) string {
 	return fmt.Sprintf("%s-run-%d", cluster, last+1)
 }
 
-// StartRun lets a run go that was created with hold.
+// StartRun starts a run that was created with hold.
 func (a *Admission) StartRun(name string) (Change, error) {
 	return a.changeRun(name, "to be started", func(run *v1.Run) (bool, error) {
 		if !run.Spec.GetHold() {
@@ -202,7 +202,7 @@ func (a *Admission) StartRun(name string) (Change, error) {
 	})
 }
 
-// RunToSignal returns the run whose process is to be handed a signal; nil: CancelRun decides about the request.
+// RunToSignal returns the run whose process gets a signal; nil: CancelRun decides about the request.
 func (a *Admission) RunToSignal(name string, signal int32) (*v1.Run, error) {
 	if signal < 0 || signal > maxSignal {
 		return nil, invalid("%d is not a signal's number", signal)

@@ -84,7 +84,7 @@ func shape(vcpus uint32, mib uint64) *v1.GuestShape {
 	return &v1.GuestShape{Vcpus: vcpus, MemoryBytes: mib << 20}
 }
 
-// asks has a cluster asked for, and makes it if that is granted.
+// asks asks for a cluster, and makes it if that is granted.
 func (a *Admission) asks(name string, guests uint32, s *v1.GuestShape) (Change, error) {
 	change, err := a.CreateCluster(ClusterRequest{Name: name, UID: name + "-uid", Spec: &v1.ClusterSpec{Guests: guests, Image: "mpi", Shape: s}})
 	if err == nil {
@@ -93,7 +93,7 @@ func (a *Admission) asks(name string, guests uint32, s *v1.GuestShape) (Change, 
 	return change, err
 }
 
-// refused checks that a request was refused, for a reason.
+// refused checks that a request was refused for a reason.
 func refused(t *testing.T, c Change, err error, kind RefusalKind, want string) {
 	t.Helper()
 	if KindOf(err) != kind || !strings.Contains(err.Error(), want) || len(c.Ops)+len(c.Events) > 0 {
@@ -219,7 +219,7 @@ func TestAQuotaCanBeUsedUp(t *testing.T) {
 	refused(t, c, err, Exhausted, "the quota of user ann is 4.0 GiB of memory, with 3.0 GiB in use and 1.0 GiB more asked for")
 	c, err = a.asks("ft", 1, shape(3, 64))
 	refused(t, c, err, Exhausted, "the quota of user ann is 8 vCPUs, with 6 in use and 3 more asked for")
-	a.Caller = Caller{Name: "bob", UID: "u2", Admin: true} // who has no quota
+	a.Caller = Caller{Name: "bob", UID: "u2", Admin: true} // bob has no quota
 	if _, err := a.asks("big", 10, shape(2, 2048)); err != nil {
 		t.Error(err)
 	}

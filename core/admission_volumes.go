@@ -18,11 +18,11 @@ const (
 	maxVolumeBytes = 64 << 40
 )
 
-// askedAgain is how long a second request to restore a volume is taken for a copy of the first.
+// askedAgain is the time within which a second request to restore a volume counts as a repetition of the first.
 const askedAgain = time.Minute
 
-// CreateVolume makes a volume, of which a host makes the disk later. If an equal one exists, the change has no operations.
-// key is for its snapshots.
+// CreateVolume makes a volume; a host makes its disk later. If an equal volume exists, the change has no operations. key is
+// for the volume's snapshots.
 func (a *Admission) CreateVolume(r *v1.CreateVolumeRequest, key CheckpointKey) (change Change, err error) {
 	if err := CheckName("volume", r.Name); err != nil {
 		return change, err
@@ -97,8 +97,9 @@ func (a *Admission) unused(v *v1.Volume) error {
 	return nil
 }
 
-// RestoreVolume puts a volume that no cluster uses back to a snapshot. asked is the snapshot's name, or the volume's: then its latest is taken.
-// host is the host that is to have the volume then; empty: the same, or another one if that was removed. It returns the volume's name.
+// RestoreVolume begins to put a volume that no cluster uses back to a snapshot. asked is the name of the snapshot, or of the
+// volume for its latest snapshot. host is the host that gets the volume; empty: the present host, or another one if that was
+// removed. It returns the volume's name.
 func (a *Admission) RestoreVolume(asked, host string) (change Change, name string, err error) {
 	var c *v1.Checkpoint
 	if v := a.Volumes[asked]; v != nil && a.Caller.Owns(v.Meta) {

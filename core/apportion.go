@@ -19,24 +19,24 @@ import (
 const (
 	// apportionEvery is the time between two looks at abstract clusters.
 	apportionEvery = 10 * time.Second
-	// apportionHold is for how long another division has to be better before guests move.
+	// apportionHold is how long another division must be better before guests move.
 	apportionHold = 30 * time.Second
-	// apportionGain is by what part the slowest host has to become faster.
+	// apportionGain is the fraction by which the slowest host must become faster.
 	apportionGain = 0.1
-	// emulated is the speed of a guest that QEMU emulates, against one under KVM.
+	// emulated is the speed of an emulated guest, relative to a guest under KVM.
 	emulated = 0.1
-	// leastFree is the part of a host's cores that a cluster can count on, whatever else the host does.
+	// leastFree is the fraction of a host's cores that a cluster can count on, whatever else the host does.
 	leastFree = 0.1
 )
 
-// Bounds of what a host may say of its processors.
+// Bounds of the values that a host reports of its processors.
 const (
 	leastSpeed, mostSpeed = 0.01, 100
 	leastShare            = 0.01
 	mostCores             = 1 << 16
 )
 
-// speedOf returns the speed of a host's processors. One that was not measured counts as 1.
+// speedOf returns the speed of a host's processors. An unmeasured speed counts as 1.
 func speedOf(h *v1.HostInfo) float64 {
 	if speed := h.GetCoreSpeed(); speed >= leastSpeed { // false if it is not a number
 		return min(speed, mostSpeed)
@@ -44,7 +44,7 @@ func speedOf(h *v1.HostInfo) float64 {
 	return 1
 }
 
-// coresOf returns how many cores' time a host has.
+// coresOf returns the processor time that a host can give, in cores.
 func coresOf(h *v1.HostInfo) float64 {
 	cores := float64(min(max(1, h.GetCores()), mostCores))
 	if share := h.GetCpuShare(); share >= leastShare {
@@ -53,10 +53,11 @@ func coresOf(h *v1.HostInfo) float64 {
 	return cores
 }
 
-// apportioned reports whether a cluster's guests are placed by their own rule, so that policies must not rebalance them.
+// apportioned reports whether a cluster is abstract: its guests are placed in proportion to the hosts' speeds, so policies
+// must not rebalance them.
 func apportioned(c *v1.Cluster) bool { return c.GetSpec().GetAbstract() }
 
-// UsageEvery returns how often decisions want to know anew what hosts and guests use; false: they do not.
+// UsageEvery returns how often decisions need new usage of hosts and guests; false: never.
 func UsageEvery(s *Objects, p *policy.Policy) (time.Duration, bool) {
 	every, is := p.Looks()
 	for _, c := range s.Clusters {
@@ -73,7 +74,7 @@ func UsageEvery(s *Objects, p *policy.Policy) (time.Duration, bool) {
 // apportionMemory is what a Core remembers for abstract clusters.
 type apportionMemory struct {
 	looked time.Time
-	// better has since when another division is better, by cluster.
+	// better has the time since which another division has been better, by cluster.
 	better map[string]time.Time
 	last   string // cluster whose guests moved
 }
@@ -83,7 +84,7 @@ func (m apportionMemory) clone() apportionMemory {
 	return m
 }
 
-// hurried returns a time as short as Config.Hurry asks.
+// hurried divides a time by Config.Hurry.
 func (p *pass) hurried(d time.Duration) time.Duration { return d / time.Duration(max(1, p.Hurry)) }
 
 // boundsOf returns the bounds of a policy; nil: it is off.
@@ -103,8 +104,8 @@ type division struct {
 	counts []int // wanted, by host
 }
 
-// divide divides the guests of an abstract cluster among hosts as they are seen by a guest of the cluster. guestsAt returns the
-// guests with a grant on a host.
+// divide divides the guests of an abstract cluster among hosts. hosts are described for a guest of the cluster. guestsAt
+// returns the guests with a grant on a host.
 func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt func(host string) set[*v1.Guest]) division {
 	r := request(c)
 	r.Shape = c.Spec.Shape
@@ -126,7 +127,8 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 	return d
 }
 
-// capacityFor returns what a host computes for a cluster in a second: the cores that nothing else uses, by their speed.
+// capacityFor returns what a host computes for a cluster in a second: the cores that nothing else uses, and at least
+// leastFree of all, times their speed.
 func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Guest]) float64 {
 	cores := coresOf(h.Info)
 	free := cores
@@ -154,7 +156,7 @@ func (d division) now() float64 {
 	return placement.Slowest(has, d.shares)
 }
 
-// neediest returns the index of the host that lacks most guests and takes this one; -1: none does.
+// neediest returns the index of the host that lacks the most guests and can take this guest; -1: there is none.
 func (d division) neediest(r *placement.Request, hosts []placement.Host) int {
 	best, most := -1, 0
 	for i := range hosts {
@@ -178,7 +180,7 @@ func (p *pass) wantedGuests(c *v1.Cluster) (n int) {
 	return n
 }
 
-// apportion moves guests of abstract clusters when their hosts, or what is free of them, have changed for a while.
+// apportion moves guests of abstract clusters when another division has been better for apportionHold.
 func (p *pass) apportion() {
 	memory := &p.Core.apportionment
 	next := memory.looked.Add(p.hurried(apportionEvery))
@@ -191,7 +193,7 @@ func (p *pass) apportion() {
 	memory.looked = p.Now
 	for _, m := range p.index.moves {
 		if m.Policy == policy.ApportionName {
-			memory.better = nil // what hosts have free is known again only some time after the move
+			memory.better = nil // usage shows hosts' free capacity only some time after the move
 			return
 		}
 	}
@@ -214,7 +216,7 @@ func (p *pass) apportion() {
 			begun := len(p.changes)
 			p.reapportion(c, hosts, *d)
 			if len(p.changes) > begun {
-				// One cluster at a time: two that see the same free host would both go there, and back.
+				// One cluster at a time: two clusters that see the same free host would both move there, and back.
 				memory.last, memory.better = name, nil
 				return
 			}
@@ -223,14 +225,14 @@ func (p *pass) apportion() {
 	memory.better = better
 }
 
-// inTurn returns names, the one after the last cluster that was divided anew first.
+// inTurn rotates names, so that the cluster after the last one that was divided anew comes first.
 func (m *apportionMemory) inTurn(names []string) []string {
 	after, _ := slices.BinarySearch(names, m.last+"\x00")
 	return slices.Concat(names[after:], names[:after])
 }
 
-// reapportioned returns the division of a cluster that is better than the present one, and the hosts; nil: none is, or its guests
-// are just being moved.
+// reapportioned returns the hosts and a division of a cluster that is better than the present one; nil: there is none, or
+// guests of the cluster are moving.
 func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
 	guests := p.index.guestsOf(c.Meta.Name)
 	for _, g := range guests {
@@ -249,7 +251,7 @@ func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
 	return hosts, &d
 }
 
-// reapportion begins the moves to a division: as many as hosts lack guests.
+// reapportion begins the moves to a division: one for each guest that a host lacks.
 func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 	at := p.room.at
 	for _, g := range p.index.guestsOf(c.Meta.Name) {
@@ -273,10 +275,10 @@ func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 	}
 }
 
-// staysApportioned reports whether a guest must not be moved now to keep the proportion.
+// staysApportioned reports whether apportion must not move a guest now.
 func (p *pass) staysApportioned(g *v1.Guest) bool {
 	ended, h := p.index.ended[g.Meta.Uid], p.Hosts[g.Host]
-	if h.Draining || len(h.Withdrawn) > 0 { // it leaves by another decision
+	if h.Draining || len(h.Withdrawn) > 0 { // another decision moves it
 		return true
 	}
 	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || p.apportionFails(ended) || diskAway(p.Objects, p, g) != "" {
@@ -286,7 +288,7 @@ func (p *pass) staysApportioned(g *v1.Guest) bool {
 	return why != ""
 }
 
-// apportionFails reports whether moves of a guest have failed lately. The pause doubles with each of them, up to an hour.
+// apportionFails reports whether moves of a guest have failed lately. The pause doubles with each failure, up to an hour.
 func (p *pass) apportionFails(ended []*v1.Migration) bool {
 	pause := retryMove
 	var last time.Time
@@ -311,7 +313,7 @@ func (d division) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Disproportion returns by what part the slowest host of an abstract cluster would be faster with another division.
+// Disproportion returns the fraction by which the slowest host of an abstract cluster would be faster with another division.
 func (e *Explainer) Disproportion(c *v1.Cluster) float64 {
 	d := e.divide(c)
 	return d.now()/max(placement.Slowest(d.counts, d.shares), math.SmallestNonzeroFloat64) - 1
@@ -328,7 +330,7 @@ func (e *Explainer) divide(c *v1.Cluster) division {
 	return divide(e.Usage, c, n, hosts, func(host string) set[*v1.Guest] { return onHost[host] })
 }
 
-// apportion says how the guests of a guest's abstract cluster are divided.
+// apportion explains how the guests of g's abstract cluster are divided.
 func (e *Explainer) apportion(l *lines, g *v1.Guest) {
 	c := e.Clusters[g.Cluster]
 	if !apportioned(c) {
@@ -351,7 +353,7 @@ func (e *Explainer) apportion(l *lines, g *v1.Guest) {
 	}
 }
 
-// bounded says that a host cannot have more guests; empty: it can.
+// bounded says why a host cannot have more guests; empty: it can.
 func bounded(s placement.Share, count int) string {
 	switch {
 	case s.Least == s.Most && s.Has > 0:

@@ -13,8 +13,8 @@ import (
 	"watari/migration"
 )
 
-// newAbstract is a household with an abstract cluster of 16 guests of 512 MiB, which have no hosts yet. The hosts compute 7, 3 and
-// 6 units, as in the example of the VM scheduler's paper.
+// newAbstract is a household with an abstract cluster of 16 guests of 512 MiB, which have no hosts yet. The hosts compute 7,
+// 3 and 6 units, as in the example of the VM scheduler's paper.
 func newAbstract(t *testing.T) *household {
 	h := newHousehold(t, "", 16)
 	h.objects.Clusters["md"].Spec = &v1.ClusterSpec{Guests: 16, Abstract: true, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 29}}
@@ -29,7 +29,7 @@ func newAbstract(t *testing.T) *household {
 	return h
 }
 
-// change changes a host as if its agent had described it so.
+// change changes a host as if its agent had reported the change.
 func (h *household) change(name string, change func(*v1.Host)) {
 	host := proto.CloneOf(h.objects.Hosts[name])
 	change(host)
@@ -64,7 +64,7 @@ func TestAbstractProcessorsAreDividedAsThePaper(t *testing.T) {
 	h.expectDivided("7:3:6", 2*time.Minute) // and stay
 }
 
-// Another division has to be better by enough, and for long enough.
+// Guests move only to a division that has been better by enough, and for long enough.
 func TestAbstractProcessorsMoveWhenSpeedsChange(t *testing.T) {
 	h := newAbstract(t)
 	h.expectDivided("7:3:6", 5*time.Second)
@@ -83,7 +83,7 @@ func TestAbstractProcessorsMoveWhenSpeedsChange(t *testing.T) {
 	if moved != 2 {
 		t.Errorf("%d guests have moved, and 2 are enough", moved)
 	}
-	// The guests that moved cool down. Others may go back, but none to and fro.
+	// The guests that moved cool down. Others may go back, but no guest moves to and fro.
 	h.change("a2", func(host *v1.Host) { host.Info.CoreSpeed = 0.3 })
 	h.expectDivided("7:3:6", 3*time.Minute)
 	last := map[string]int{}
@@ -125,7 +125,7 @@ func TestWhatIsFreeOfAHostCounts(t *testing.T) {
 	}
 }
 
-// A host may say anything of its processors.
+// A host may report any values of its processors.
 func TestOddSpeedsAreBounded(t *testing.T) {
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat64, 5e-324, -1, 0} {
 		info := &v1.HostInfo{Cores: 4, CoreSpeed: v, CpuShare: v}

@@ -1,6 +1,7 @@
 package core
 
-// chains.go - files of checkpoints that have only what differs from a file of an earlier one. What a file needs is kept as long as it is.
+// chains.go - checkpoint files that have only the differences from a file of an earlier checkpoint. A file is kept as long
+// as another one builds on it.
 
 import (
 	"iter"
@@ -11,7 +12,7 @@ import (
 	"watari/checkpoint"
 )
 
-// longestChain is of how many files a state is put together at most.
+// longestChain is the largest number of files from which a state is put together.
 const longestChain = 8
 
 // chainFile is a file of a chain.
@@ -35,8 +36,8 @@ func fileMember(c *v1.Checkpoint, uid string) *v1.CheckpointMember {
 	return nil
 }
 
-// chain returns the file of a member of a checkpoint, and those on which it builds, the one with all of a state last. It is not whole if one
-// of them is gone.
+// chain returns the file of a member of a checkpoint and the files on which it builds; the last one has a complete state.
+// whole is false if one of them is gone or the chain is too long.
 func (p *pass) chain(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile, whole bool) {
 	list = []chainFile{{c, m}}
 	for base := m.File.GetBase(); base != ""; {
@@ -54,7 +55,7 @@ func (p *pass) chain(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile
 	return list, true
 }
 
-// chainToRestore is chain, but empty if nothing is restored: c is nil.
+// chainToRestore returns the files of chain, or none if c or m is nil: then nothing is restored.
 func (p *pass) chainToRestore(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile) {
 	if c != nil && m != nil {
 		list, _ = p.chain(c, m)
@@ -62,14 +63,14 @@ func (p *pass) chainToRestore(c *v1.Checkpoint, m *v1.CheckpointMember) (list []
 	return list
 }
 
-// needs reports whether the restore of a member of checkpoint from, which may be nil, needs the member's file of checkpoint c.
+// needs reports whether a restore of a member from checkpoint from needs the member's file of checkpoint c. from may be nil.
 func (p *pass) needs(from *v1.Checkpoint, m *v1.CheckpointMember, c *v1.Checkpoint) bool {
 	return slices.ContainsFunc(p.chainToRestore(from, m), func(f chainFile) bool { return f.checkpoint == c })
 }
 
-// buildsOn returns the uid of the checkpoint on whose file of a member a new one may build: the latest, if the member's host has that file.
-// A state is written whole again if the chain is long, or if all that differs has become as much as the state. So it is as long as there is a
-// host whose agent could not restore it. Empty: on none.
+// buildsOn returns the uid of the checkpoint on whose file of a member a new file may build: the latest one, if the member's
+// host has that file. Empty: the whole state must be written. That is so if the chain is long, if the differences are larger
+// than the state, or if the agent of any host cannot restore increments.
 func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
 	for _, h := range p.Hosts {
 		if h.Info != nil && !h.Info.Increments {
@@ -92,7 +93,7 @@ func (p *pass) buildsOn(c *v1.Checkpoint, m *v1.CheckpointMember) string {
 	return latest.Meta.Uid
 }
 
-// needed reports whether one of other checkpoints builds on this one, or may while it is being made.
+// needed reports whether one of the other checkpoints builds on this one, or may do so because it is being made.
 func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
 	whole, damaged := v1.CheckpointState_CHECKPOINT_STATE_DONE, v1.CheckpointState_CHECKPOINT_STATE_DAMAGED
 	if c.State != whole && c.State != damaged {
@@ -105,7 +106,7 @@ func needed(c *v1.Checkpoint, others iter.Seq[*v1.Checkpoint]) bool {
 		if checkpoint.HoldsMoves(other.State) {
 			return true
 		}
-		if other.State != whole { // what builds on a damaged one is found to be damaged, too
+		if other.State != whole { // a checkpoint that builds on a damaged one is found to be damaged, too
 			continue
 		}
 		for _, m := range checkpoint.Files(other) {

@@ -11,7 +11,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// builds makes a chain of checkpoints of the household's cluster, the oldest first; each builds on the one before.
+// builds makes a chain of checkpoints of the household's cluster, the oldest first. Each builds on the one before.
 func (h *household) builds(names ...string) {
 	h.files = map[string][]*v1.CheckpointObserved{}
 	for i, name := range names {
@@ -27,7 +27,7 @@ func (h *household) builds(names ...string) {
 	}
 }
 
-// What a file builds on is kept as long as it is, though it is old, or was deleted.
+// A checkpoint on which others build is kept, even if it is old or was deleted.
 func TestWhatAFileBuildsOnIsKept(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.builds("md-c1", "md-c2", "md-c3", "md-c4", "md-c5")
@@ -52,7 +52,7 @@ func TestWhatAFileBuildsOnIsKept(t *testing.T) {
 	}
 }
 
-// A guest is restored from a file and all on which it builds.
+// A guest is restored from its file and all files on which that builds.
 func TestAGuestIsRestoredFromAChain(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.builds("md-c1", "md-c2", "md-c3")
@@ -90,8 +90,8 @@ func TestAGuestIsRestoredFromAChain(t *testing.T) {
 	}
 }
 
-// A state is written whole again when the chain is long, when it differs much, when the host lacks the latest file, or when an older agent
-// could not restore it.
+// A state is written whole again when the chain is long, when the state differs much, when the host lacks the latest file,
+// or when an older agent could not restore an increment.
 func TestWhatANewFileBuildsOn(t *testing.T) {
 	for name, try := range map[string]struct {
 		chain  int

@@ -1,7 +1,7 @@
 package core
 
 // checkpoints.go - turns the decisions of package checkpoint into changes and orders. It also keeps copies of files on other
-// hosts, deletes old checkpoints, and begins those that a cluster's plan asks for.
+// hosts, deletes old checkpoints, and begins the checkpoints that plans ask for.
 
 import (
 	"cmp"
@@ -24,19 +24,19 @@ import (
 )
 
 const (
-	// keepCheckpoints is how many whole checkpoints of a cluster are kept if its plan does not say.
+	// keepCheckpoints is how many whole checkpoints of a cluster are kept if its plan sets no number.
 	keepCheckpoints = 3
-	// keepFailed is how many failed ones are kept for people to read.
+	// keepFailed is how many failed checkpoints are kept for people to read.
 	keepFailed = 3
-	// checkpointCopies is on how many hosts a file is kept if the plan does not say.
+	// checkpointCopies is the number of hosts that keep a file if the plan sets none.
 	checkpointCopies = 2
 	// checkpointPass is the time to the next decision while a checkpoint is under way.
 	checkpointPass = 250 * time.Millisecond
-	// checkpointSlack is by what part of the guest's memory, or of the volume, a file may exceed it, as 1/checkpointSlack.
+	// checkpointSlack bounds the size of a file: the guest's memory, or the volume's size, and 1/checkpointSlack of it more.
 	checkpointSlack = 10
 )
 
-// origin is of what checkpoints are made: a *v1.Cluster, or a *v1.Volume, of which they are called snapshots.
+// origin is what a checkpoint saves: a *v1.Cluster, or a *v1.Volume, whose checkpoints are called snapshots.
 type origin interface {
 	proto.Message
 	GetMeta() *v1.Meta
@@ -50,7 +50,7 @@ type origin interface {
 // isSnapshot reports whether a checkpoint is of a volume alone.
 func isSnapshot(c *v1.Checkpoint) bool { return c.GetCluster() == "" && c.GetVolume() != nil }
 
-// originOf returns of what a checkpoint is; nil: it no longer exists.
+// originOf returns the cluster or the volume of a checkpoint; nil: it no longer exists.
 func originOf(s *Objects, c *v1.Checkpoint) origin {
 	if isSnapshot(c) {
 		if v := s.Volumes[c.Volume.Guest]; v != nil && v.Meta.Uid == c.Volume.GuestUid {
@@ -62,7 +62,7 @@ func originOf(s *Objects, c *v1.Checkpoint) origin {
 	return nil
 }
 
-// checkpointIsOf reports whether a checkpoint is of this cluster or volume, and not of an earlier one of its name.
+// checkpointIsOf reports whether a checkpoint belongs to this cluster or volume, not to an earlier one of its name.
 func checkpointIsOf(c *v1.Checkpoint, o origin) bool {
 	if _, volume := o.(*v1.Volume); o == nil || volume != isSnapshot(c) {
 		return false
@@ -77,7 +77,8 @@ func checkpointIsOf(c *v1.Checkpoint, o origin) bool {
 func checkpointsOf(cluster string) string { return "checkpoints of " + cluster }
 func snapshotsOf(volume string) string    { return "snapshots of " + volume }
 
-// checkpointsKey is the key of a cluster or of a volume; the change that begins a checkpoint has it, too.
+// checkpointsKey returns the key of the checkpoints of a cluster or a volume. It is also the key of the change that begins a
+// checkpoint.
 func checkpointsKey(o origin) string {
 	if v, is := o.(*v1.Volume); is {
 		return snapshotsOf(v.Meta.Name)
@@ -85,7 +86,7 @@ func checkpointsKey(o origin) string {
 	return checkpointsOf(o.GetMeta().GetName())
 }
 
-// keyOfCheckpoint is checkpointsKey of what a checkpoint is of.
+// keyOfCheckpoint returns checkpointsKey of a checkpoint's cluster or volume.
 func keyOfCheckpoint(c *v1.Checkpoint) string {
 	if isSnapshot(c) {
 		return snapshotsOf(c.Volume.Guest)
@@ -113,8 +114,8 @@ func (p *pass) unfinishedCheckpoint(o origin) *v1.Checkpoint {
 	return nil
 }
 
-// heldByCheckpoint reports whether a guest must not begin to move because of a checkpoint, which may have been given up: its
-// host may still be at the guest's snapshot.
+// heldByCheckpoint reports whether a checkpoint keeps a guest from beginning to move. The checkpoint may have been given up:
+// the guest's host may still be writing the snapshot.
 func (p *pass) heldByCheckpoint(g *v1.Guest) bool {
 	if c := p.unfinishedCheckpoint(p.Clusters[g.Cluster]); c != nil && checkpoint.HoldsMoves(c.State) {
 		return true
@@ -155,7 +156,7 @@ func (p *pass) deleteCheckpoint(c *v1.Checkpoint) {
 	var change Change
 	change.write(Delete, proto.CloneOf(c))
 	if of := originOf(p.Objects, c); of != nil {
-		change.write(Expect, of) // it may be going back to this checkpoint meanwhile
+		change.write(Expect, of) // a restore from this checkpoint may begin meanwhile
 	}
 	if c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "deleted")
@@ -184,7 +185,8 @@ func (p *pass) checkpointVolume(cluster string) *v1.CheckpointMember {
 	return &v1.CheckpointMember{Guest: name, GuestUid: v.GetMeta().GetUid(), Host: v.GetHost()}
 }
 
-// stepCheckpoint takes one step for a checkpoint that has not ended. busy are the hosts that take part in another one.
+// stepCheckpoint takes one step for a checkpoint that has not ended. busy are the hosts that take part in another
+// checkpoint.
 func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	p.again = earlier(p.again, p.Now.Add(checkpointPass))
 	now := proto.CloneOf(c)
@@ -223,7 +225,7 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 	p.propose("checkpoint/"+c.Meta.Name, change)
 }
 
-// checkpointObserved returns what a step of a checkpoint depends on.
+// checkpointObserved returns the input of a step of a checkpoint.
 func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkpoint.Observed {
 	of := originOf(p.Objects, c)
 	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
@@ -262,7 +264,7 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	return o
 }
 
-// volumeObserved returns what a step of a checkpoint depends on as far as its volume is concerned.
+// volumeObserved returns the input of a step of a checkpoint that concerns its volume.
 func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
 	m := c.Volume
 	v := p.working.Volumes[m.Guest]
@@ -278,14 +280,14 @@ func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
 	return seen
 }
 
-// enterCheckpoint notes in the record what belongs to its new state, and tells of it.
+// enterCheckpoint completes the record of a checkpoint in its new state, and adds an event when the checkpoint has ended.
 func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o checkpoint.Observed) {
 	now := timestamppb.New(p.Now)
 	note := func(m *v1.CheckpointMember, r *v1.CheckpointObserved) {
 		c.StoodMs = max(c.StoodMs, r.GetStoodMs())
 		if r.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 			m.File = fileOnly(r.File)
-			if limit := p.stateLimit(m, m == c.Volume); limit > savedState { // whatever its host says, another one writes no more
+			if limit := p.stateLimit(m, m == c.Volume); limit > savedState { // another host writes no more than this
 				m.File.StateBytes = min(m.File.StateBytes, limit)
 			}
 			m.File.Hosts = []string{m.Host}
@@ -314,7 +316,7 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 			change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of volume %s", humanize.IBytes(checkpoint.Bytes(c)), c.Volume.Guest)
 			break
 		}
-		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of %s; guests stood for %d ms",
+		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of %s; guests were paused for %d ms",
 			humanize.IBytes(checkpoint.Bytes(c)), english.Plural(len(c.Members), "guest", ""), c.StoodMs)
 	case v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
 		c.Ended = now
@@ -330,7 +332,8 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 	}
 }
 
-// keepCopies notes in a whole checkpoint which hosts have its files, and deletes it if enough newer ones are there.
+// keepCopies records in a whole checkpoint which hosts have its files, and deletes the checkpoint if there are enough newer
+// ones.
 func (p *pass) keepCopies(c *v1.Checkpoint) {
 	if p.superseded(c) {
 		p.deleteCheckpoint(c)
@@ -364,7 +367,7 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 	p.propose("checkpoint/"+c.Meta.Name, change)
 }
 
-// holders returns the hosts that have a member's file. A host that is away still counts.
+// holders returns the hosts that have a member's file. A disconnected host still counts.
 func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
 	candidates := maps.Clone(p.index.filesAt[c.Meta.Uid])
 	if candidates == nil {
@@ -409,14 +412,14 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	return newer >= keep
 }
 
-// compareCheckpoints orders the checkpoints of a cluster or volume by age, the oldest first. The numbers in their names grow whatever
-// the manager's clock does.
+// compareCheckpoints orders the checkpoints of a cluster or volume by age, the oldest first. The numbers in their names grow
+// even if the manager's clock is set back.
 func compareCheckpoints(a, b *v1.Checkpoint) int {
 	return cmp.Or(cmp.Compare(checkpointNumber(a), checkpointNumber(b)), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
-// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored, and is older than another; nil: none.
-// before may be nil.
+// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored and is older than before; nil:
+// none. before may be nil.
 func latestCheckpoint(s *Objects, of origin, before *v1.Checkpoint) (latest *v1.Checkpoint) {
 	for _, c := range s.Checkpoints {
 		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, of) || before != nil && compareCheckpoints(c, before) >= 0 {
@@ -447,7 +450,7 @@ func (p *pass) planned() {
 	}
 }
 
-// plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now, and it is ready.
+// plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now and ready returns true.
 func (p *pass) plannedOf(of origin, ready func() bool) {
 	every := time.Duration(of.GetCheckpoints().GetEverySeconds()) * time.Second
 	if every == 0 || of.GetMeta().Deleting != nil || restoring(of) || p.full() || p.unfinishedCheckpoint(of) != nil {
@@ -511,7 +514,8 @@ func nextCheckpointName(s *Objects, of origin) string {
 	return fmt.Sprintf("%s%d", prefix, highest+1)
 }
 
-// checkpointOrders returns a host's orders about checkpoints, and what it may fetch from other hosts or they from it.
+// checkpointOrders returns a host's orders about checkpoints, and the files that it may fetch from other hosts or they from
+// it.
 func (p *pass) checkpointOrders(host string) (list []*v1.CheckpointWanted, shares []*v1.BlobShare) {
 	wanted := map[string]bool{}
 	concerned := maps.Clone(p.index.checkpointsAt[host])
@@ -582,7 +586,7 @@ func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 	return nil
 }
 
-// stateLimit returns how large the state of a guest, or of a volume, and its file may be, bytes.
+// stateLimit returns the largest size of the state of a guest, or of a volume, and of its file, in bytes.
 func (p *pass) stateLimit(m *v1.CheckpointMember, isVolume bool) uint64 {
 	state := p.Guests[m.Guest].GetShape().GetMemoryBytes()
 	if isVolume {
@@ -594,10 +598,10 @@ func (p *pass) stateLimit(m *v1.CheckpointMember, isVolume bool) uint64 {
 // savedState bounds the state of a guest's devices in a checkpoint, bytes.
 const savedState = 64 << 20
 
-// copiesOf returns on how many hosts each file of a checkpoint is kept.
+// copiesOf returns the number of hosts that keep each file of a checkpoint.
 func copiesOf(c *v1.Checkpoint) int { return int(cmp.Or(c.Copies, checkpointCopies)) }
 
-// fetchers returns the hosts that are to fetch a member's file: one of another failure domain, and the one that restores it.
+// fetchers returns the hosts that are to fetch a member's file: the host that restores it, and one for another copy.
 func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
 	if known, is := p.fetching[m]; is {
 		return known
@@ -631,7 +635,7 @@ const noRoomFor = 2 * time.Hour
 // copyKey names a copy of a file of a checkpoint on a host.
 func copyKey(host, checkpoint, guest string) string { return host + " " + checkpoint + " " + guest }
 
-// seeNoRoom notes which hosts say that they cannot keep a copy, most often for want of room, so that others are asked.
+// seeNoRoom notes the hosts that cannot keep a copy, usually for lack of room, so that others are asked.
 func (p *pass) seeNoRoom() {
 	for host := range p.Hosts {
 		if !p.index.hosts[host] && !p.index.everything {
@@ -642,14 +646,14 @@ func (p *pass) seeNoRoom() {
 			key := copyKey(host, o.CheckpointId, o.GuestUid)
 			if _, known := p.noRoom[key]; o.Phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED && !known {
 				p.noRoom[key] = p.Now.Add(noRoomFor)
-				p.index.everything = true // another host's orders follow from it
+				p.index.everything = true // another host gets the order instead
 			}
 		}
 	}
 }
 
-// copyTarget chooses the host that keeps another copy of a member's file: one of another site, or else another host. The choice
-// stays the same while the hosts do (rendezvous hashing), and spreads guests' files over the hosts. Empty: there is none.
+// copyTarget chooses the host that keeps another copy of a member's file, preferably one of another site. The choice stays
+// the same as long as the hosts do (rendezvous hashing), and spreads guests' files over the hosts. Empty: there is none.
 func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string) {
 	var score uint64
 	sites := map[string]bool{}
@@ -677,7 +681,8 @@ func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string
 	return best
 }
 
-// checkpointShare returns from which hosts a host fetches a member's file, or which may fetch it there; nil: neither.
+// checkpointShare returns the hosts from which a host fetches a member's file, or the hosts that may fetch it from there;
+// nil: neither.
 func (p *pass) checkpointShare(c *v1.Checkpoint, m *v1.CheckpointMember, host string) *v1.BlobShare {
 	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
 		return nil
@@ -695,7 +700,7 @@ func (p *pass) checkpointShare(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 	return share
 }
 
-// blobPeers returns hosts as other hosts reach them.
+// blobPeers returns hosts with the addresses at which other hosts reach them.
 func blobPeers(s *Objects, names []string) (peers []*v1.BlobPeer) {
 	for _, name := range names {
 		if host := s.Hosts[name]; host != nil {

@@ -13,7 +13,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// saved adds a whole checkpoint of the household's cluster, whose files are on a1.
+// saved adds a whole checkpoint of the household's cluster, with its files on a1.
 func (h *household) saved(name string, age time.Duration, change ...func(*v1.Checkpoint)) {
 	c := &v1.Checkpoint{Meta: &v1.Meta{Name: name, Uid: "uid-" + name, Owner: "ann", Created: timestamppb.New(h.now.Add(-age))}, Cluster: "md", ClusterUid: "uid-md",
 		State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Ended: timestamppb.New(h.now.Add(-age)), Taken: timestamppb.New(h.now.Add(-age))}
@@ -172,7 +172,7 @@ func withFailure(g *v1.Guest, why string) *v1.Guest {
 	return g
 }
 
-// releaseAll takes the grants of all guests away, as if their copies had ended.
+// releaseAll releases the grants of all guests, as if their copies had ended.
 func (h *household) releaseAll() {
 	var c Change
 	for _, g := range h.objects.Guests {

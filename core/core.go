@@ -76,13 +76,16 @@ type Config struct {
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
-	// Seal returns the seal of what a host is told about a volume (VolumeFacts.seal), and Sealed reports whether facts have theirs.
-	// What a host reports of a volume that the store does not know there is believed only with its seal. nil: there are no seals.
+	// Seal returns the seal of the facts that a host gets about a volume (VolumeFacts.seal). Sealed reports whether facts
+	// have their seal. If the store does not know that a host has a volume, the host's report of it is believed only with
+	// the seal. nil: there are no seals.
 	Seal   func(host, uid string, facts *v1.VolumeFacts) []byte
 	Sealed func(host, uid string, facts *v1.VolumeFacts) bool
-	// FenceAfter is how long a host with guests may be out of reach before it is switched off; 0: nothing can do that.
+	// FenceAfter is how long a host with guests may be out of reach before it is switched off; 0: the manager cannot switch
+	// hosts off.
 	FenceAfter time.Duration
-	// Hurry divides the times that abstract clusters wait before guests move; 0 and 1: as they are. A simulation is short.
+	// Hurry divides cool-downs and pauses of abstract clusters and relays, because a simulation is short; 0 and 1: no
+	// change.
 	Hurry int
 }
 
@@ -95,7 +98,7 @@ type Decision struct {
 	Changes []Change
 	// Runs are the orders for runs that have begun and not ended.
 	Runs []RunOrder
-	// Fences are the hosts to switch off. They are named again until Fenced was written of them.
+	// Fences are the hosts to switch off. A host is named again until Fenced was written for it.
 	Fences []Fence
 	// Notes are for the log.
 	Notes []string
@@ -122,12 +125,13 @@ type Core struct {
 	shared   shareMemory
 	inState  map[string]stateSince // of moves and checkpoints that have not ended, by uid
 	avoid    map[string][]string   // hosts that could not start a guest, by guest uid
-	memory   map[string]memoryTold // what people were told of guests' memory, by guest uid
-	due      map[string]time.Time  // guests that are decided about again at a time, by name
-	dueHost  map[string]time.Time  // the same of hosts' orders
-	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
+	memory   map[string]memoryTold // last events about guests' memory, by guest uid
+	due      map[string]time.Time  // when guests are decided about again, by name
+	dueHost  map[string]time.Time  // when hosts' orders are made again, by name
+	rest     map[string]time.Time  // until when objects are not decided about, by Change.Key
 	policies policyMemory
-	// noRoom has the hosts that could not keep a copy of a file of a checkpoint, and until when they are not asked again; by copyKey.
+	// noRoom has the time until which a host that could not keep a copy of a checkpoint's file is not asked again, by
+	// copyKey.
 	noRoom map[string]time.Time
 	looked map[string]time.Time // when policy locality has last looked at a cluster, by name
 	last   time.Time            // of the last decision
@@ -138,7 +142,7 @@ type Core struct {
 	described map[string]described
 }
 
-// stateSince is the state of a move or a checkpoint, and the time since which Core has seen it.
+// stateSince is the state of a move or a checkpoint, and when Core first saw it in this state.
 type stateSince struct {
 	state int32
 	since time.Time
@@ -172,7 +176,7 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
-	if w.Now.Before(c.last) { // the clock was set back: what was due may be so no more
+	if w.Now.Before(c.last) { // the clock was set back: what was due may not be due now
 		c.index.everything = true
 	}
 	c.last = w.Now

@@ -1,6 +1,6 @@
 package core
 
-// drain.go - moves guests away from hosts that they have to leave: those that are drained, and those that a policy withdraws.
+// drain.go - moves guests away from hosts that are drained or that a policy withdraws.
 
 import (
 	"cmp"
@@ -69,16 +69,16 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	}
 }
 
-// leavingView is the hosts as the leaving guests of one cluster see them: those that take guests, then others with guests of the
-// cluster, which count for its spread. Guests that this decision moves are placed in it.
+// leavingView describes the hosts to the leaving guests of one cluster: first the hosts that take guests, then other hosts
+// with guests of the cluster, which count for its spread. It includes the moves of this decision.
 type leavingView struct {
 	cluster, image string
 	hosts          []placement.Host
 	at             map[string]int // indexes in hosts, by name
-	open           int            // so many hosts take guests
+	open           int            // number of hosts that take guests
 }
 
-// viewFor returns the view for a guest. The next cluster's view is made from the last one.
+// viewFor returns the view for a guest. It adapts the view of the previous guest's cluster.
 func (p *pass) viewFor(g *v1.Guest) *leavingView {
 	if p.room == nil {
 		p.room = newRoom(p.Objects, p, p.index.moves)
@@ -111,7 +111,7 @@ func (v *leavingView) add(h placement.Host) {
 	v.hosts = append(v.hosts, h)
 }
 
-// count counts the guests of a cluster on the hosts, instead of those of the cluster before.
+// count counts the guests of a cluster on the hosts. It replaces the counts of the previous cluster.
 func (v *leavingView) count(p *pass, guests []*v1.Guest) {
 	for _, h := range v.hosts[v.open:] {
 		delete(v.at, h.Name)

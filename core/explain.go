@@ -1,6 +1,6 @@
 package core
 
-// explain.go - says for people why guests are where they are, and what policies make of hosts.
+// explain.go - explains to people why guests are where they are, and how policies treat hosts.
 
 import (
 	"fmt"
@@ -25,11 +25,11 @@ type Explainer struct {
 	Now     time.Time
 	// Policy is the policy in force, if the caller has read it already.
 	Policy *policy.Policy
-	// Admin tells by which condition an owner is back.
+	// Admin: the explanation names the condition by which an owner is back.
 	Admin bool
 }
 
-// lines collects what is said.
+// lines collects the lines of an explanation.
 type lines []string
 
 func (l *lines) add(format string, a ...any) { *l = append(*l, fmt.Sprintf(format, a...)) }
@@ -127,7 +127,7 @@ func (e *Explainer) ended(g *v1.Guest) (moves []*v1.Migration) {
 	return moves
 }
 
-// past tells of a guest's last moves, newest first.
+// past lists a guest's last moves, newest first.
 func (e *Explainer) past(l *lines, g *v1.Guest) {
 	moves := e.ended(g)
 	slices.Reverse(moves)
@@ -172,7 +172,7 @@ func (e *Explainer) host(l *lines, h *v1.Host) {
 	}
 }
 
-// limited says what limits do.
+// limited describes limits.
 func limited(l *v1.GuestLimits) string {
 	text := "vCPUs have all the time that is left"
 	if l.CpuPermille > 0 {

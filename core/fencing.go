@@ -1,7 +1,7 @@
 package core
 
-// fencing.go - hosts that are switched off from outside, so that it is known that their guests have ended. An administrator of the
-// manager's machine gives the command that does it.
+// fencing.go - switches off hosts that are out of reach, so that their guests are known to have ended. An administrator of
+// the manager's machine sets the command that does it.
 
 import (
 	"fmt"
@@ -19,8 +19,8 @@ type Fence struct {
 	Site         string
 }
 
-// fences returns the hosts that are to be switched off: they have been out of reach for long and have guests. If more hosts are out of
-// reach than not, the manager itself may be cut off, and none is switched off.
+// fences returns the hosts that are to be switched off: they have guests, and have been out of reach for FenceAfter. If more
+// hosts are out of reach than not, the manager itself may be cut off, and fences returns none.
 func (p *pass) fences() (list []Fence) {
 	if p.FenceAfter == 0 {
 		return nil
@@ -52,12 +52,13 @@ func (p *pass) fences() (list []Fence) {
 	return list
 }
 
-// fenced reports whether it is known that a host is off in the boot in which it was last seen.
+// fenced reports whether a host is known to be off in the boot in which it was last seen.
 func fenced(h *v1.Host) bool {
 	return h.FencedBootId != "" && h.FencedBootId == h.GetInfo().GetBootId()
 }
 
-// Fenced notes that a host has been switched off. The change has no operations if that is of no use any more.
+// Fenced records that a host has been switched off. The change has no operations if the host is connected, has rebooted, is
+// being removed, or is fenced already.
 func Fenced(o *Objects, r Reports, f Fence) (change Change) {
 	h := o.Hosts[f.Host]
 	_, _, connected := r.Observed(f.Host)

@@ -17,7 +17,7 @@ func fencing(t *testing.T) *household {
 	return h
 }
 
-// fences returns the hosts that are to be switched off, when hosts have been out of reach for this long.
+// fences returns the hosts to switch off when hosts have been out of reach for this long.
 func (h *household) fences(out time.Duration, hosts ...string) (names []string) {
 	h.away = map[string]bool{}
 	reports := h.reports()
@@ -72,13 +72,13 @@ func TestAHostThatWasSwitchedOff(t *testing.T) {
 	if g := h.objects.Guests["md-1"]; g.Host == "b1" || g.Host == "" || g.Epoch != 2 {
 		t.Fatalf("its guest is %v", g)
 	}
-	// It comes back in the same boot, so the command lied: it takes no guests.
+	// The host comes back in the same boot, so the command did not switch it off. It takes no guests.
 	h.away = nil
 	h.pass(time.Second)
 	if h.objects.Hosts["b1"].FencedBootId == "" || whyFenced(h.objects.Hosts["b1"]) == "" {
 		t.Error("it takes guests again in the same boot")
 	}
-	// It boots.
+	// The host boots.
 	rebooted := h.reports()
 	rebooted["b1"] = Seen{Report: &v1.HostObserved{Info: &v1.HostInfo{BootId: "boot-b1-2", Site: "b", Cores: 8, MemoryBytes: 8 << 30}}, Since: h.now, Connected: true}
 	for _, change := range h.core.Decide(World{Objects: h.objects, Now: h.now.Add(time.Minute), Reports: rebooted, Signals: h.watcher.All(h.now)}).Changes {

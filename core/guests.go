@@ -117,7 +117,7 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	c.write(Update, update)
 	c.event(severity, "guest", g.Meta.Name, "ended on %s: %s%s", g.Host, d.Message, p.lastLines(g, d))
 	if ran := !d.Avoid; ran && severity != v1.Severity_SEVERITY_INFO {
-		p.lose(&c, update, d.Message)
+		p.handleLoss(&c, update, d.Message)
 	}
 	p.propose(key, c)
 }

@@ -11,19 +11,19 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// describePause is the least time between two changes of what is stored of a host: one that describes itself anew all
+// describePause is the least time between two changes of a host's stored information. A host that describes itself anew all
 // the time must not fill the store.
 const describePause = 2 * time.Second
 
-// described is the last change of what is stored of a host, within describePause.
+// described is the last change of a host's stored information, within describePause.
 type described struct {
 	at    time.Time
 	boot  bool // the host has rebooted
 	again bool // another change waits
 }
 
-// mayDescribe tells whether what is stored of a host may change now. A host that was started anew does not wait for the
-// pause after another change, since its guests have ended.
+// mayDescribe tells whether a host's stored information may change now. A rebooted host does not wait for the pause after
+// another change, since its guests have ended.
 func (p *pass) mayDescribe(host string, boot bool) bool {
 	last, is := p.described[host]
 	if !is || boot && !last.boot {
@@ -76,8 +76,8 @@ func (p *pass) hosts() {
 	}
 }
 
-// atSite returns an agent's information with the site that the host's token names, if it names one. Otherwise a host that was let in
-// for one site could say that it is at another, and get that site's guests.
+// atSite returns an agent's information with the site that the host's token names, if it names one. Otherwise a host that
+// was admitted for one site could claim to be at another, and get that site's guests.
 func atSite(site string, info *v1.HostInfo) *v1.HostInfo {
 	if site == "" || info.Site == site {
 		return info

@@ -13,7 +13,8 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 	c := New(Config{Term: 1, Began: now.Add(-time.Hour)})
 	o := NoObjects()
 	o.Hosts["a1"] = &v1.Host{Meta: &v1.Meta{Name: "a1", Uid: "a1-uid"}}
-	// decide is a decision after a time, in which the host describes itself, and tells whether that is written.
+	// decide makes a decision after a time in which the host has described itself, and tells whether the description is
+	// written.
 	decide := func(after time.Duration, boot, kernel string) (written bool, again time.Time) {
 		now = now.Add(after)
 		info := &v1.HostInfo{BootId: boot, KernelVersion: kernel, Site: "a", Cores: 2, MemoryBytes: 1 << 30}
@@ -30,14 +31,14 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 		kernel  string
 		written bool
 	}{
-		{0, "b1", "0", true},                       // it joins
+		{0, "b1", "0", true},                       // the host joins
 		{100 * time.Millisecond, "b1", "1", true},  // libvirt has answered
-		{100 * time.Millisecond, "b1", "2", false}, // what is written is at most two seconds old
+		{100 * time.Millisecond, "b1", "2", false}, // two seconds have not passed since the last write
 		{100 * time.Millisecond, "b1", "3", false},
 		{1700 * time.Millisecond, "b1", "4", false},
 		{100 * time.Millisecond, "b1", "4", true},
 		{time.Minute, "b1", "5", true},
-		{100 * time.Millisecond, "b2", "5", true}, // it was started anew
+		{100 * time.Millisecond, "b2", "5", true}, // the host rebooted
 		{100 * time.Millisecond, "b3", "5", false},
 		{100 * time.Millisecond, "b3", "6", false},
 		{1800 * time.Millisecond, "b3", "6", true},
@@ -46,7 +47,7 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 			t.Errorf("step %d: written: %v, decided again after %v", i, written, again.Sub(now))
 		}
 	}
-	// The last description is written though the host reports nothing new.
+	// The last description is written even if the host reports nothing new.
 	decide(time.Minute, "b3", "7")
 	info := &v1.HostInfo{BootId: "b3", KernelVersion: "8", Site: "a", Cores: 2, MemoryBytes: 1 << 30}
 	reports := Captured{"a1": {Report: &v1.HostObserved{Info: info}, Since: now, Connected: true}}

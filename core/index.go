@@ -228,7 +228,7 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 		x.markCheckpoint(c)
 	}
 	x.markGuestsAt(name)
-	for g := range x.onHost[name] { // it may use volumes of other hosts, which know it by its address
+	for g := range x.onHost[name] { // guests here may use volumes of other hosts, which know this host by its address
 		x.markVolumes(x.objects.Clusters[g.Cluster])
 	}
 	for m := range x.movesAt[name] {
@@ -242,7 +242,7 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 		x.markPeers(name)
 	}
 	if cutOff(before) != cutOff(now) {
-		x.everything = true // all hosts are told its key
+		x.everything = true // all hosts get its key
 		for g := range x.onHost[name] {
 			x.markNetwork(g.Cluster)
 		}
@@ -323,14 +323,15 @@ func (x *index) markUsers(v *v1.Volume) {
 	}
 }
 
-// markVolumes marks the host of the volume that a cluster uses: the guest's host may use it, and it may be put back to a checkpoint.
+// markVolumes marks the host of the volume that a cluster uses: its orders name the hosts that may use the volume, and the
+// checkpoint to restore.
 func (x *index) markVolumes(cluster *v1.Cluster) {
 	if v := x.objects.Volumes[cluster.GetSpec().GetVolume()]; v != nil {
 		x.hosts[v.Host] = true
 	}
 }
 
-// markMounts marks the hosts of the clusters that mount storage: what is allowed may have changed.
+// markMounts marks the hosts of the clusters that mount storage, because what is allowed may have changed.
 func (x *index) markMounts() {
 	for name, c := range x.objects.Clusters {
 		if len(c.Spec.GetMounts()) == 0 {
@@ -345,7 +346,7 @@ func (x *index) markMounts() {
 	}
 }
 
-// markCopiers marks all hosts if some of them have to keep copies of files: which ones follows from all hosts.
+// markCopiers marks all hosts if files lack copies: the choice of the hosts that fetch them depends on all hosts.
 func (x *index) markCopiers() {
 	if len(x.uncopied) == 0 {
 		return
@@ -369,8 +370,8 @@ func uncopied(c *v1.Checkpoint) bool {
 	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < copiesOf(c) })
 }
 
-// markCheckpoint marks the hosts that have files of a checkpoint or of others of the same cluster or volume, and those that may have to fetch
-// them.
+// markCheckpoint marks the hosts that have, or may have to fetch, files of this checkpoint or of others of its cluster or
+// volume.
 func (x *index) markCheckpoint(c *v1.Checkpoint) {
 	if !isSnapshot(c) {
 		x.markCheckpoints(c.Cluster)
@@ -382,7 +383,7 @@ func (x *index) markCheckpoint(c *v1.Checkpoint) {
 	}
 }
 
-// markCheckpoints does so for a cluster.
+// markCheckpoints is markCheckpoint for all checkpoints of a cluster.
 func (x *index) markCheckpoints(cluster string) {
 	if len(x.checkpointsOf[checkpointsOf(cluster)]) == 0 {
 		return

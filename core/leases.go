@@ -1,8 +1,8 @@
 package core
 
-// leases.go - the manager's side of leases. A copy of a guest with a lease runs only while the manager renews it: its host ends it
-// before the lease's end, whatever happens. So when the manager has not renewed it for the lease's whole length, the copy is known
-// to be gone (docs/design/leases.md).
+// leases.go - the manager's side of leases. A copy of a guest with a lease runs only while the manager renews the lease: the
+// host ends the copy before the lease ends, whatever happens. When the manager has not renewed a lease for its whole length,
+// the copy is known to be gone (docs/design/leases.md).
 
 import (
 	"math"
@@ -15,13 +15,13 @@ import (
 type LeaseSeen struct {
 	Host  string
 	Epoch uint64
-	// Unrenewed is the time for which no manager has renewed it, at least, by a clock that nobody sets.
+	// Unrenewed is the least time for which no manager has renewed the lease, by a monotonic clock.
 	Unrenewed time.Duration
 }
 
-// Leases has the leases of the copies that hold grants. Times are those of a clock that nobody sets. It is not safe for concurrent
-// use. A new manager has a new value, which takes all leases for renewed at the time when it first sees them: the manager before may
-// have done that until then, but not later.
+// Leases has the leases of the copies that hold grants. Times are those of a monotonic clock. It is not safe for concurrent
+// use. A new manager has a new value, which counts each lease as renewed when it first sees the lease: the manager before
+// may have renewed it until then, but not later.
 type Leases struct {
 	of       map[string]*lease // by guest uid
 	revision int64             // of the newest objects seen
@@ -34,8 +34,8 @@ type lease struct {
 	renewed time.Duration
 }
 
-// See takes up the grants in the store, and reports whether there are new ones. It ignores objects that are older than others it has
-// seen: a lease that was over must not come back as a new one.
+// See takes up the grants in the store, and reports whether there are new leases. It ignores objects that are older than
+// others it has seen: an ended lease must not come back as a new one.
 func (l *Leases) See(o *Objects, now time.Duration) (grown bool) {
 	if o.Revision < l.revision {
 		return false
@@ -63,8 +63,8 @@ func (l *Leases) See(o *Objects, now time.Duration) (grown bool) {
 	return grown
 }
 
-// Renew returns the leases on a host that the manager may renew now. They then count from the time at which it had the host's time.
-// A lease that has ended is not renewed again, for the guest may be running elsewhere soon.
+// Renew returns the leases on a host that the manager may renew now. A renewed lease counts from heard, when the manager got
+// the host's time. An ended lease is not renewed, because the guest may soon run elsewhere.
 func (l *Leases) Renew(host string, heard, now time.Duration) (list []*v1.LeasedGuest) {
 	for _, uid := range sortedKeys(l.of) {
 		if g := l.of[uid]; g.host == host && !g.over(now) {
@@ -89,8 +89,8 @@ func (g *lease) over(now time.Duration) bool { return now-g.renewed > g.length }
 // leaseLength returns the length of a guest's lease; 0: it has none.
 func leaseLength(g *v1.Guest) time.Duration { return time.Duration(g.GetLeaseMs()) * time.Millisecond }
 
-// leaseLeft returns for how long the lease of a guest's granted copy lasts, as far as the manager knows; below 0: the copy is known to
-// be gone.
+// leaseLeft returns how long the lease of a guest's granted copy still lasts, as far as the manager knows; below 0: the copy
+// is known to be gone.
 func (p *pass) leaseLeft(g *v1.Guest) time.Duration {
 	length := leaseLength(g)
 	if length == 0 || g.Host == "" {
@@ -99,18 +99,18 @@ func (p *pass) leaseLeft(g *v1.Guest) time.Duration {
 	if seen, is := p.Leases[g.Meta.Uid]; is && seen.Host == g.Host && seen.Epoch == g.Epoch {
 		return length - seen.Unrenewed
 	}
-	return length // it is granted just now
+	return length // the grant is new
 }
 
 // leaseOver reports whether the copy under a guest's grant is known to be gone because its lease has ended.
 func (p *pass) leaseOver(g *v1.Guest) bool { return p.leaseLeft(g) < 0 }
 
-// awaitLease has a guest decided about again when its lease ends, as far as it was renewed until now.
+// awaitLease has a guest decided about again at the present end of its lease.
 func (p *pass) awaitLease(g *v1.Guest) {
 	if g.LeaseMs == 0 || g.Host == "" {
 		return
 	}
-	at := p.Now.Add(max(p.leaseLeft(g), 0) + time.Nanosecond) // it is over when less than nothing is left
+	at := p.Now.Add(max(p.leaseLeft(g), 0) + time.Nanosecond) // the lease is over when leaseLeft is below 0
 	p.due[g.Meta.Name] = at
 	p.again = earlier(p.again, at)
 }

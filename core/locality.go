@@ -34,7 +34,7 @@ type closer struct {
 	problem *locality.Problem // nil: there was nothing to plan
 }
 
-// closer returns the plan of a cluster. why says why nothing is to be moved; empty: the plan has moves.
+// closer returns the plan of a cluster. why says why no guest is to move; empty: the plan has moves.
 func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan locality.Plan, why string) {
 	c = &closer{look: l, cluster: cluster, guests: slices.DeleteFunc(slices.Clone(guests), func(g *v1.Guest) bool { return unwanted(l.Objects, g) })}
 	slices.SortFunc(c.guests, func(a, b *v1.Guest) int { return cmp.Compare(a.Index, b.Index) })
@@ -97,7 +97,7 @@ func (l *look) distance(a, b string) float64 {
 	return l.policy.Locality.Distance.Between(a, l.Hosts[a].GetInfo().GetSite(), b, l.Hosts[b].GetInfo().GetSite())
 }
 
-// distant reports whether guests on different hosts talk to each other so much that the least move could pay.
+// distant reports whether guests on different hosts talk so much that the smallest move could pay.
 func (c *closer) distant(pairs []locality.Pair) bool {
 	cost, least := 0.0, uint64(1<<63)
 	for _, t := range pairs {
@@ -138,7 +138,7 @@ func (c *closer) describe(pairs []locality.Pair, most int) *locality.Problem {
 			at = -1
 		}
 		p.Guests = append(p.Guests, locality.Guest{Name: g.Meta.Name, Host: at, Memory: g.Shape.GetMemoryBytes(), VCPUs: int(g.Shape.GetVcpus()),
-			Stays: c.remains(g, beginning) != ""})
+			Stays: c.whyNotMoved(g, beginning) != ""})
 	}
 	requests := make([]*placement.Request, len(c.guests))
 	p.Allowed = func(guest, host int) bool {
@@ -152,12 +152,12 @@ func (c *closer) describe(pairs []locality.Pair, most int) *locality.Problem {
 	return p
 }
 
-// remains says why the policy must not move a guest now; empty: it may. beginning: a run of its cluster is being started.
-func (l *look) remains(g *v1.Guest, beginning bool) string {
-	if why := l.fixed(g, l.moves[g.Meta.Uid], beginning); why != "" {
+// whyNotMoved says why the policy must not move a guest now; empty: it may. beginning: a run of its cluster is being started.
+func (l *look) whyNotMoved(g *v1.Guest, beginning bool) string {
+	if why := l.whyFixed(g, l.moves[g.Meta.Uid], beginning); why != "" {
 		return why
 	}
-	return l.forbids(g, policy.LocalityName)
+	return l.whyForbidden(g, policy.LocalityName)
 }
 
 // reason says for people what a move of a plan is for.
@@ -169,7 +169,7 @@ func (c *closer) reason(plan locality.Plan, move locality.Move) string {
 	for _, m := range plan.Moves {
 		to[m.Guest] = m.To
 	}
-	best, most := locality.Pair{}, 0.0 // the pair of the guest's that comes closer and gains most
+	best, most := locality.Pair{}, 0.0 // the guest's pair that comes closer and gains most
 	for _, t := range c.problem.Traffic {
 		a, b := c.problem.Guests[t.A].Host, c.problem.Guests[t.B].Host
 		if t.A != move.Guest && t.B != move.Guest || a < 0 || b < 0 {
@@ -201,7 +201,8 @@ func (l *look) together(p *Places) *rebalance.Together {
 	return t
 }
 
-// pays reports whether a plan gains more than it costs if policies that go by use are counted, too. s then has its moves.
+// pays reports whether a plan gains more than it costs if the policies that decide by use count, too. If so, s then has the
+// plan's moves.
 func (c *closer) pays(p *Places, s *rebalance.State, plan locality.Plan) bool {
 	var moves []rebalance.Move
 	for _, m := range plan.Moves {
@@ -210,7 +211,7 @@ func (c *closer) pays(p *Places, s *rebalance.State, plan locality.Plan) bool {
 	return s.Try(moves, c.policy.Locality.Horizon.Seconds())
 }
 
-// bringTogether begins moves that bring guests closer to those with which they talk.
+// bringTogether begins moves that bring guests closer to the guests with which they talk.
 func (p *pass) bringTogether() {
 	whole := p.Core.policies.policy
 	if whole == nil || whole.Locality == nil || p.Usage == nil || p.Usage.Traffic == nil {
@@ -231,7 +232,7 @@ func (p *pass) bringTogether() {
 		}
 		guests := p.index.guestsOf(name)
 		if slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }) {
-			p.again = earlier(p.again, p.Now.Add(movePass)) // where they are is another matter then
+			p.again = earlier(p.again, p.Now.Add(movePass)) // their places are changing
 			continue
 		}
 		looked[name] = p.Now
@@ -275,9 +276,8 @@ func (p *pass) beginPlan(c *closer, plan locality.Plan) {
 	p.begunLately()[policy.LocalityName] += len(plan.Moves)
 }
 
-// apart says why a waiting move of policy locality is not worth while any more; empty: it is. Guests that move count where they
-// move to.
-func (p *pass) apart(m *v1.Migration, g *v1.Guest) string {
+// noLongerPays says why a waiting move of policy locality no longer pays; empty: it does. A moving guest counts at its target.
+func (p *pass) noLongerPays(m *v1.Migration, g *v1.Guest) string {
 	if p.Usage == nil || p.Usage.Traffic == nil {
 		return ""
 	}
@@ -303,7 +303,7 @@ func (p *pass) apart(m *v1.Migration, g *v1.Guest) string {
 // explainPeers is the number of peers that an explanation names.
 const explainPeers = 3
 
-// talking says with which guests a guest talks, and what policy locality makes of that.
+// talking lists the guests with which a guest talks, and explains what policy locality does about them.
 func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
 	if whole == nil || whole.Locality == nil || e.Usage == nil || e.Usage.Traffic == nil {
 		return
@@ -320,7 +320,7 @@ func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
 	}
 	cluster := e.Clusters[g.Cluster]
 	at := lookAt(e.Objects, e.Reports, e.Usage, whole, e.Now)
-	if why := at.remains(g, at.beginning()[g.Cluster]); why != "" {
+	if why := at.whyNotMoved(g, at.beginning()[g.Cluster]); why != "" {
 		l.add("locality does not move it: %s", why)
 	}
 	c, plan, why := at.closer(cluster, GuestsOf(e.Objects, g.Cluster))

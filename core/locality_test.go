@@ -12,7 +12,7 @@ import (
 	"watari/migration"
 )
 
-// newPairs is a household of two hosts at two sites, with room for so many guests, and a cluster of four guests of which those that
+// newPairs is a household of two hosts at two sites, with room for so many guests. Of its cluster of four guests, those that
 // talk to each other are at different sites.
 func newPairs(t *testing.T, text string, room ...uint64) *household {
 	h := newHousehold(t, text, 4)
@@ -28,7 +28,7 @@ func newPairs(t *testing.T, text string, room ...uint64) *household {
 	return h
 }
 
-// talk has pairs of guests exchange so many bytes per second in each direction.
+// talk makes pairs of guests exchange so many bytes per second in each direction.
 func (h *household) talk(rate float64, pairs ...string) {
 	rates := map[string]map[string]float64{}
 	for _, pair := range pairs {
@@ -39,7 +39,7 @@ func (h *household) talk(rate float64, pairs ...string) {
 	h.usage = &Usage{Traffic: func(uid string) map[string]float64 { return rates[uid] }}
 }
 
-// endBegun ends the moves under way that wait no more, in a state.
+// endBegun ends, in a state, the moves that no longer wait.
 func (h *household) endBegun(state v1.MigrationState) {
 	var c Change
 	for _, m := range h.objects.Migrations {
@@ -57,7 +57,7 @@ func (h *household) endBegun(state v1.MigrationState) {
 	h.objects = h.objects.Apply(c)
 }
 
-// states returns the moves that have not ended, with their states, and the number of those that have failed or were cancelled.
+// states returns the moves that have not ended, with their states, and the number of failed or cancelled moves.
 func (h *household) states() string {
 	var list []string
 	failed := 0
@@ -130,7 +130,7 @@ func TestASwapEndsWithItsFirstMove(t *testing.T) {
 	if h.states() != "2 did not move" {
 		t.Errorf("the moves are %q", h.states())
 	}
-	// A swap of which both moves have room: the second one is cancelled once it does not pay alone.
+	// Both moves of a swap have room. The second one is cancelled once it does not pay alone.
 	h = newPairs(t, "locality: {}\n", 3, 2)
 	h.pass(0)
 	h.talk(50e6, "md-1 md-3")
@@ -198,7 +198,7 @@ func TestLocalityAndBalanceWeighEachOther(t *testing.T) {
 		if want == "" && !strings.Contains(why, "the best plan gains less than it costs hosts and guests otherwise") {
 			t.Errorf("explained as\n%s", why)
 		}
-		// On one host, they are not moved apart as long as they talk so much.
+		// Guests on one host are not moved apart as long as they talk so much.
 		h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "a1", "boot-a1"
 		h.core = New(h.core.Config)
 		h.objects.Migrations = map[string]*v1.Migration{}

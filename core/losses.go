@@ -1,6 +1,6 @@
 package core
 
-// losses.go - what becomes of a cluster that loses a guest which was wanted.
+// losses.go - stops or restores a cluster that loses a guest which was wanted.
 
 import (
 	"fmt"
@@ -13,40 +13,41 @@ import (
 	"watari/core/lifecycle"
 )
 
-// lose adds to a change what becomes of a cluster, as its user has said. The change writes lost, the record of a guest whose copy
-// has ended although it was wanted.
-func (p *pass) lose(c *Change, lost *v1.Guest, why string) {
+// handleLoss adds to a change what the cluster's user has chosen for the loss of a guest. The change writes lost, the record of a
+// guest whose copy has ended although it was wanted.
+func (p *pass) handleLoss(c *Change, lost *v1.Guest, why string) {
 	cluster := p.working.Clusters[lost.Cluster]
 	if cluster == nil || cluster.Meta.Deleting != nil || restoring(cluster) {
 		return
 	}
 	switch cluster.Spec.GetOnHostLoss() {
 	case v1.OnHostLoss_ON_HOST_LOSS_RESTORE:
-		p.loseAndRestore(c, cluster, lost, why)
+		p.restoreAfterLoss(c, cluster, lost, why)
 	case v1.OnHostLoss_ON_HOST_LOSS_STOP:
-		p.loseAndStop(c, lost, fmt.Sprintf("guest %s was lost (%s)", lost.Meta.Name, why))
+		p.stopAfterLoss(c, lost, fmt.Sprintf("guest %s was lost (%s)", lost.Meta.Name, why))
 	}
 }
 
-// loseAndRestore lets the cluster go back to its latest checkpoint. If there is none, the guest is started anew like any other.
-func (p *pass) loseAndRestore(c *Change, cluster *v1.Cluster, lost *v1.Guest, why string) {
+// restoreAfterLoss lets the cluster go back to its latest checkpoint. If there is none, the guest is started anew like any other.
+func (p *pass) restoreAfterLoss(c *Change, cluster *v1.Cluster, lost *v1.Guest, why string) {
 	from, refused := p.restorable(cluster, lost)
 	if from == nil {
-		c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "lost guest %s, which is started anew: %s", lost.Meta.Name, refused)
+		c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "lost guest %s, which is started again: %s", lost.Meta.Name, refused)
 		return
 	}
 	reason := fmt.Sprintf("guest %s was lost: %s", lost.Meta.Name, why)
 	losses := p.lossesSince(cluster.Restore, from)
 	if losses > lifecycle.MaxRestarts {
-		p.loseAndStop(c, lost, fmt.Sprintf("%s, again, after %d restores from checkpoint %s", reason, losses-1, from.Meta.Name))
+		p.stopAfterLoss(c, lost, fmt.Sprintf("%s, again, after %d restores from checkpoint %s", reason, losses-1, from.Meta.Name))
 		return
 	}
 	lost.Restarts, lost.Failure = 0, ""
-	p.goBack(c, cluster, from, reason, losses)
+	p.beginRestore(c, cluster, from, reason, losses)
 }
 
-// goBack adds to a change that a cluster goes back to a checkpoint because of a loss; losses counts them.
-func (p *pass) goBack(c *Change, cluster *v1.Cluster, from *v1.Checkpoint, reason string, losses uint32) {
+// beginRestore adds to a change the return of a cluster to a checkpoint because of a loss. losses is the number of losses, this
+// one included.
+func (p *pass) beginRestore(c *Change, cluster *v1.Cluster, from *v1.Checkpoint, reason string, losses uint32) {
 	update := proto.CloneOf(cluster)
 	update.Restore = newRestore(from, reason, timestamppb.New(p.Now))
 	update.Restore.Losses = losses
@@ -63,7 +64,7 @@ func (p *pass) restorable(cluster *v1.Cluster, lost *v1.Guest) (*v1.Checkpoint, 
 	}
 	guests := p.index.guestsOf(cluster.Meta.Name)
 	if why := sameMembers(from, guests); why != "" {
-		return nil, fmt.Sprintf("checkpoint %s is of other guests: %s", from.Meta.Name, why)
+		return nil, fmt.Sprintf("checkpoint %s has other guests than the cluster: %s", from.Meta.Name, why)
 	}
 	for _, g := range guests {
 		if now := p.working.Guests[g.Meta.Name]; g.Meta.Uid != lost.GetMeta().GetUid() && (now == nil || now.Stopped || now.Failure != "") {
@@ -73,8 +74,8 @@ func (p *pass) restorable(cluster *v1.Cluster, lost *v1.Guest) (*v1.Checkpoint, 
 	return from, ""
 }
 
-// lossesSince returns how often guests were lost, this time included, since a cluster has last run well after it went back to a
-// checkpoint.
+// lossesSince returns how often guests were lost since a cluster last ran well, this time included. It counts anew if the
+// cluster goes back to another checkpoint than the last time.
 func (p *pass) lossesSince(last *v1.Restore, from *v1.Checkpoint) uint32 {
 	well := last.GetEnded() == nil || p.Now.Sub(last.Ended.AsTime()) >= lifecycle.WellAfter
 	if last.GetCheckpointUid() != from.Meta.Uid || well {
@@ -83,8 +84,8 @@ func (p *pass) lossesSince(last *v1.Restore, from *v1.Checkpoint) uint32 {
 	return last.Losses + 1
 }
 
-// loseAndStop stops all guests of the cluster.
-func (p *pass) loseAndStop(c *Change, lost *v1.Guest, why string) {
+// stopAfterLoss stops all guests of the cluster.
+func (p *pass) stopAfterLoss(c *Change, lost *v1.Guest, why string) {
 	lost.Stopped = true
 	for _, g := range p.index.guestsOf(lost.Cluster) {
 		now := p.working.Guests[g.Meta.Name]
@@ -99,9 +100,9 @@ func (p *pass) loseAndStop(c *Change, lost *v1.Guest, why string) {
 		why, lost.Cluster)
 }
 
-// comesBack reports whether a cluster is expected to go back to a checkpoint, because the host of a guest is out of reach. It returns
-// the reason for people.
-func (p *pass) comesBack(cluster *v1.Cluster) (string, bool) {
+// expectsRestore reports whether a cluster is expected to go back to a checkpoint because the host of a guest is out of reach. It
+// returns the reason for people.
+func (p *pass) expectsRestore(cluster *v1.Cluster) (string, bool) {
 	if cluster.GetSpec().GetOnHostLoss() != v1.OnHostLoss_ON_HOST_LOSS_RESTORE || latestCheckpoint(p.Objects, cluster, nil) == nil {
 		return "", false
 	}

@@ -11,7 +11,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// leased gives the household's cluster leases, and says what becomes of it when a guest is lost. md-1 is on b1.
+// leased gives the household's cluster leases, and sets what happens when a guest is lost. md-1 is on b1.
 func (h *household) leased(loss v1.OnHostLoss) {
 	h.objects.Clusters["md"].Spec.OnHostLoss, h.objects.Clusters["md"].Spec.LeaseMs = loss, 60_000
 	h.leases = map[string]LeaseSeen{}
@@ -31,7 +31,7 @@ func (h *household) renewed(g *v1.Guest, ago time.Duration) {
 	h.leases[g.Meta.Uid] = LeaseSeen{Host: g.Host, Epoch: g.Epoch, Unrenewed: ago}
 }
 
-// lose takes host b1 out of reach, for so long that md-1's lease has this age.
+// lose takes host b1 out of reach, until md-1's lease has this age.
 func (h *household) lose(ago time.Duration) {
 	h.away = map[string]bool{"b1": true}
 	h.renewed(h.objects.Guests["md-1"], ago)
@@ -59,7 +59,7 @@ func TestALeaseEndsAGrant(t *testing.T) {
 	}
 }
 
-// A renewal of another epoch, or of another host, says nothing of this copy.
+// A renewal of another epoch, or by another host, does not renew the lease of this copy.
 func TestALeaseIsOfOneCopy(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
@@ -92,7 +92,7 @@ func TestALostGuestTakesItsClusterBack(t *testing.T) {
 	}
 }
 
-// A cluster that is lost again and again, soon after it went back to the same checkpoint, is stopped.
+// A cluster that loses guests again and again, soon after it went back to the same checkpoint, is stopped.
 func TestAClusterThatIsLostAgainAndAgain(t *testing.T) {
 	for _, c := range []struct {
 		losses uint32
@@ -126,7 +126,7 @@ func TestALossWithoutACheckpoint(t *testing.T) {
 	if g := h.objects.Guests["md-1"]; g.Host == "" || g.Epoch != 2 || h.objects.Clusters["md"].Restore != nil {
 		t.Errorf("it is not started anew: %v", g)
 	}
-	if !strings.Contains(strings.Join(h.events, "\n"), "which is started anew: the cluster has no checkpoint") {
+	if !strings.Contains(strings.Join(h.events, "\n"), "which is started again: the cluster has no checkpoint") {
 		t.Errorf("events: %q", h.events)
 	}
 }
@@ -143,7 +143,8 @@ func TestALostGuestStopsItsCluster(t *testing.T) {
 	}
 }
 
-// Leases are renewed from the time that a host told, once the manager is sure that it leads, and never again once they were over.
+// A renewed lease counts from the time that its host told, once the manager is sure that it leads. An ended lease is never
+// renewed.
 func TestLeasesAreRenewed(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
@@ -177,7 +178,7 @@ func TestLeasesAreRenewed(t *testing.T) {
 	}
 }
 
-// A spare takes guests only when they were lost.
+// A spare takes only guests that were lost.
 func TestASpareIsForLostGuests(t *testing.T) {
 	for _, loss := range []v1.OnHostLoss{v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED, v1.OnHostLoss_ON_HOST_LOSS_RESTORE} {
 		h := newHousehold(t, "", 2)
@@ -191,7 +192,7 @@ func TestASpareIsForLostGuests(t *testing.T) {
 		h.change("a1", func(host *v1.Host) { host.Info.MemoryBytes = 1 << 30 }) // md-0 fills it
 		fresh := &v1.Guest{Meta: &v1.Meta{Name: "md-2", Uid: "00000000-0000-4000-8000-000000000002"}, Cluster: "md", Index: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30}, Address: "10.0.0.9"}
 		if loss == v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED {
-			h.change("b1", func(host *v1.Host) { host.Info.MemoryBytes = 1 << 30 }) // and md-1 this one
+			h.change("b1", func(host *v1.Host) { host.Info.MemoryBytes = 1 << 30 }) // md-1 fills this one
 			h.objects.Guests["md-2"] = fresh
 			h.pass(time.Minute)
 			if g := h.objects.Guests["md-2"]; g.Host != "" || !strings.Contains(g.Message, "it is a spare") {
@@ -212,8 +213,8 @@ func TestASpareIsForLostGuests(t *testing.T) {
 	}
 }
 
-// The newest checkpoint has its files on a host that is away, such as the lost one. A cluster that was lost goes back to the one before after a
-// minute; one whose user has asked for the newest waits.
+// The newest checkpoint has its files on a host that is away, such as the lost one. A cluster that has lost a guest goes
+// back to the checkpoint before after a minute. A cluster whose user has asked for the newest checkpoint waits.
 func TestAClusterGoesBackFurtherIfFilesAreAway(t *testing.T) {
 	for _, losses := range []uint32{0, 1} {
 		h := newHousehold(t, "", 2)

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// outOfMemory is what a guest says whose kernel ended processes, the last one a while ago.
+// outOfMemory is the report of a guest whose kernel ended processes, the last one a while ago.
 func outOfMemory(kills uint64, ago time.Duration) *v1.OutOfMemory {
 	return &v1.OutOfMemory{Kills: kills, Process: "lmp", Pid: 123, Bytes: 140 << 20, At: timestamppb.New(time.Now().Add(-ago))}
 }

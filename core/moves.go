@@ -24,7 +24,7 @@ const MovesPerHost = 2
 // moves takes one step for each move.
 func (p *pass) moves() {
 	active := sortedMoves(p.index.moves)
-	// A guest that has to leave its host does not wait for those that could as well stay.
+	// Guests that must leave their hosts come before guests that could stay.
 	slices.SortStableFunc(active, func(a, b *v1.Migration) int { return optionalRank(a) - optionalRank(b) })
 	busy := map[string]int{} // moves under way, by host
 	for _, m := range active {
@@ -91,9 +91,9 @@ func (p *pass) beginMove(c *Change, g *v1.Guest, target string, why cause) {
 	}
 }
 
-// fits reports whether the target of a move that waits still has memory for the guest. It may have none: a user's move
-// is admitted while grants are decided from a snapshot that lacks the move. Other moves that wait do not count, because
-// each of them is asked in its turn.
+// fits reports whether the target of a waiting move still has memory for the guest. It may have none: a user's move is
+// admitted while grants are decided from a snapshot that lacks the move. Other waiting moves do not count, because each of
+// them is checked in its turn.
 func (p *pass) fits(m *v1.Migration) bool {
 	memory := p.Hosts[m.Target].GetInfo().GetMemoryBytes()
 	if memory == 0 {
@@ -114,8 +114,8 @@ func (p *pass) fits(m *v1.Migration) bool {
 	return used <= memory
 }
 
-// roomComes reports whether a guest leaves the target of a move that waits, so that the move may have room then: guests change
-// places one after the other. seen are moves that wait for this one.
+// roomComes reports whether a guest is about to leave the target of a waiting move, so that the move gets room: guests
+// change places one after the other. seen are the moves that wait for this one.
 func (p *pass) roomComes(m *v1.Migration, seen map[*v1.Migration]bool) bool {
 	if m.Policy != policy.LocalityName {
 		return false
@@ -133,8 +133,8 @@ func (p *pass) roomComes(m *v1.Migration, seen map[*v1.Migration]bool) bool {
 	return false
 }
 
-// passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the
-// move must not stop the move.
+// passing reports whether a move's guest is paused until the grant has passed on. Then the report of a host outside the move
+// must not stop the move.
 func passing(state v1.MigrationState) bool {
 	return state == v1.MigrationState_MIGRATION_STATE_SWITCHING || state == v1.MigrationState_MIGRATION_STATE_RESUMING
 }
@@ -169,7 +169,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 		c.write(Update, grant)
 	}
 	if d.Grant == migration.GrantLost {
-		p.lose(&c, grant, d.Message)
+		p.handleLoss(&c, grant, d.Message)
 	}
 	if source := p.Hosts[m.Source]; m.Policy != "" && d.State == v1.MigrationState_MIGRATION_STATE_RESERVING && source != nil {
 		c.write(Expect, source) // its withdrawal is the reason of the move
@@ -263,7 +263,7 @@ func (p *pass) moveHost(m *v1.Migration, g *v1.Guest, name, boot string) migrati
 	end := migration.Host{Connected: connected, Dead: h == nil || Dead(p.Objects, p, name, boot, m.GuestUid),
 		Fenced: h == nil || h.FencedBootId != "" && !connected, Current: p.current(name), Guest: GuestOn(report, m.GuestUid)}
 	if name == g.Host && p.leaseOver(g) {
-		end.Dead, end.Fenced = true, true // it will not say in time how the guest ended there
+		end.Dead, end.Fenced = true, true // the host will not report in time how the guest ended
 	}
 	if !connected {
 		// Agents need time to connect to a manager that has just begun to lead.
@@ -291,7 +291,7 @@ const (
 	pruneAtOnce = 100
 )
 
-// prune deletes the oldest ended moves, and drops from inState what has ended.
+// prune deletes the oldest ended moves, and drops ended moves and checkpoints from inState.
 func (p *pass) prune() {
 	for uid := range p.inState {
 		if !p.index.unended[uid] {

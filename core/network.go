@@ -68,8 +68,8 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	return n
 }
 
-// reuse takes lists that have not changed from the network before, which may be nil. It is seen faster that two orders have the
-// same list than that they have equal ones.
+// reuse takes unchanged lists from the network before, which may be nil. Orders that share a list are compared faster than
+// orders with equal lists.
 func (n *clusterNetwork) reuse(before *clusterNetwork) {
 	if before == nil {
 		return

@@ -155,10 +155,10 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	return w
 }
 
-// leftovers returns orders to end the guests that a host reports and should not have: copies of an older epoch, guests
-// of deleted clusters, remains of a move. Each order has the reported epoch. There is no order for strangers, nor for
-// guests whose record the agent has not read yet. A host that has ended what it was granted keeps its record until the
-// store has another grant: the next manager may need what the record says.
+// leftovers returns orders to end the guests that a host reports and should not have: copies of an older epoch, guests of
+// deleted clusters, remains of a move. Each order has the reported epoch. There is no order for strangers, nor for guests
+// whose record the agent has not read yet. A host that has ended its granted copy keeps the record until the store has
+// another grant: the next manager may need the record.
 func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWanted {
 	mentioned := map[string]bool{}
 	for _, w := range wanted {

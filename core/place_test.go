@@ -30,7 +30,7 @@ func newTestCore(w World) *Core {
 	return New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identify})
 }
 
-// A process that any host reports keeps a new grant from being given, whatever else is known.
+// A process that any host reports prevents a new grant, whatever else is known.
 func TestNoGrantIsGivenWhileAHostHasAProcessOfTheGuest(t *testing.T) {
 	w := twoHosts(&v1.Guest{LastEpoch: 1003})
 	report := w.Reports["b1"]
@@ -51,7 +51,8 @@ func TestNoGrantIsGivenWhileAHostHasAProcessOfTheGuest(t *testing.T) {
 	}
 }
 
-// A host that claims to run a guest at an impossible epoch, or that has no part in a move that is past sending, stops nothing.
+// A host that claims to run a guest at an impossible epoch, or that has no part in a move that is past sending, does not
+// stop the move.
 func TestAHostThatLiesDoesNotStopAGuestThatStandsStill(t *testing.T) {
 	for name, epoch := range map[string]uint64{"an impossible epoch": maxEpoch, "a higher epoch": 7} {
 		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 2})
@@ -64,7 +65,7 @@ func TestAHostThatLiesDoesNotStopAGuestThatStandsStill(t *testing.T) {
 			Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}}, Since: w.Now, Connected: true}
 		c := newTestCore(w)
 		c.Decide(w)
-		w.Now = w.Now.Add(time.Second) // routes are waited for no longer
+		w.Now = w.Now.Add(time.Second) // the move no longer waits for routes
 		d := c.Decide(w)
 		if len(d.Changes) != 1 || d.Changes[0].Ops[0].Object.(*v1.Migration).State != v1.MigrationState_MIGRATION_STATE_RESUMING {
 			t.Errorf("%s: %v", name, d.Changes)
@@ -72,7 +73,7 @@ func TestAHostThatLiesDoesNotStopAGuestThatStandsStill(t *testing.T) {
 	}
 }
 
-// What is on its way to a move's source is passed on by it until the move has ended.
+// The source of a move forwards messages that still reach it until the move has ended.
 func TestAMovesSourceKeepsItsRoutesUntilTheMoveHasEnded(t *testing.T) {
 	w := twoHosts(&v1.Guest{Host: "b1", BootId: "b1-boot", Epoch: 2, LastEpoch: 2})
 	w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1",
@@ -84,7 +85,7 @@ func TestAMovesSourceKeepsItsRoutesUntilTheMoveHasEnded(t *testing.T) {
 	}
 }
 
-// An event that came too soon after another is told when its time has come, though nothing changes then.
+// An event that came too soon after another is written when its time has come, even if nothing changes then.
 func TestAnEventAboutMemoryThatCameTooSoonIsToldLater(t *testing.T) {
 	w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 1})
 	c := newTestCore(w)
@@ -119,7 +120,7 @@ func TestAnEventAboutMemoryThatCameTooSoonIsToldLater(t *testing.T) {
 	}
 }
 
-// A guest is given up while its move waits. The move ends, too.
+// A guest is given up while its move waits. Then the move ends, too.
 func TestAPendingMoveOfAGuestThatWasGivenUpEnds(t *testing.T) {
 	w := twoHosts(&v1.Guest{Epoch: 6, LastEpoch: 6, Failure: "given up"})
 	w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1", SourceEpoch: 6}
@@ -130,7 +131,7 @@ func TestAPendingMoveOfAGuestThatWasGivenUpEnds(t *testing.T) {
 	}
 }
 
-// A grant of the same moment took the memory that a user's move was admitted for. The move fails before it begins.
+// A user's move was admitted for memory that a grant of the same moment took. The move fails before it begins.
 func TestAPendingMoveLooksAgainWhetherTheTargetHasMemory(t *testing.T) {
 	for taken, fails := range map[uint64]bool{4<<30 - 1<<28: false, 4 << 30: true} {
 		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 6, LastEpoch: 6})

@@ -38,8 +38,7 @@ type room struct {
 	fleet   map[string]*v1.HostInfo
 }
 
-// newRoom counts the used resources.
-// Room that this decision frees counts only once that is written.
+// newRoom counts the used resources. Resources that this decision frees count only once the change is written.
 func newRoom(s *Objects, r Reports, moves Moves) *room {
 	room := &room{at: map[string]int{}}
 	for _, name := range sortedKeys(s.Hosts) {
@@ -62,7 +61,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 	return room
 }
 
-// takers returns the indexes of the hosts that take guests, whatever guests these are.
+// takers returns the indexes of the hosts that take guests at all.
 func (r *room) takers() []int {
 	if r.open == nil {
 		r.open = []int{}

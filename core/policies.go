@@ -16,7 +16,7 @@ import (
 	"watari/policy"
 )
 
-// Signals are what is known of hosts now, by host. Signals of another policy than the one in force say nothing.
+// Signals are the present signals of hosts, by host. Signals of a policy that is not in force are ignored.
 type Signals map[string]*policy.Signals
 
 // InForce returns the stored policy that is in force; nil: there is none.
@@ -51,11 +51,11 @@ type policyMemory struct {
 	stored  *v1.Policy     // in force
 	policy  *policy.Policy // the same; nil: there is none, or it cannot be read
 	matches map[string]hostMatch
-	// concerned are the hosts that the policy matches, and those that are withdrawn, sorted.
+	// concerned are the hosts that the policy matches, and the withdrawn hosts, sorted.
 	concerned []string
-	// usage is the last by which guests were rebalanced.
+	// usage is the usage by which guests were last rebalanced.
 	usage *Usage
-	// lapsed are the moves that rebalanced guests, wait, and gain nothing any more, by uid.
+	// lapsed are the waiting moves of policies that rebalance, if they no longer gain anything, by uid.
 	lapsed map[string]bool
 }
 
@@ -89,7 +89,7 @@ func (p *pass) inForce() {
 	}
 }
 
-// match returns what of the policy matches a host.
+// match returns the entries of the policy that match a host.
 func (p *pass) match(h *v1.Host) hostMatch {
 	memory := &p.Core.policies
 	m, known := memory.matches[h.Meta.Name]
@@ -123,7 +123,7 @@ func (p *pass) concerned() []string {
 	return memory.concerned
 }
 
-// withdraw withdraws hosts that policies keep guests from, and gives them back.
+// withdraw begins and ends the withdrawals of hosts by policies.
 func (p *pass) withdraw() {
 	for _, name := range p.concerned() {
 		h := p.Hosts[name]
@@ -151,8 +151,8 @@ func (p *pass) withdraw() {
 	}
 }
 
-// differs reports whether a host is withdrawn by a policy and should not be, or the other way round. A withdrawal keeps the
-// time and the reason with which it began.
+// differs reports whether a host is withdrawn by a policy and should not be, or the other way round. A withdrawal keeps its
+// first time and reason.
 func differs(h *v1.Host, name string, wanted *v1.Withdrawal) bool {
 	return (policy.Withdrawn(h, name) == nil) != (wanted == nil)
 }
@@ -166,11 +166,11 @@ func withdrawalEvents(c *Change, before, now *v1.Host) {
 		if w.Policy == policy.MaintenanceName {
 			what = "it is maintained"
 		}
-		c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "%s (%s): its guests move away, and it takes none", what, w.Reason)
+		c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "%s (%s): its guests are moved away, and no guest is placed there", what, w.Reason)
 	}
 	for _, w := range before.Withdrawn {
 		if policy.Withdrawn(now, w.Policy) == nil {
-			c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "takes guests again, as far as %s is concerned", w.Policy)
+			c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "policy %s allows guests again", w.Policy)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func (p *pass) limits(host string) *v1.GuestLimits {
 	return limits
 }
 
-// orderAgain has a host's orders made again at a time; zero: they need not be.
+// orderAgain has a host's orders made again at a time; zero: that is not necessary.
 func (p *pass) orderAgain(host string, at time.Time) {
 	if before, has := p.dueHost[host]; !at.IsZero() && (!has || at.Before(before)) {
 		p.dueHost[host] = at
@@ -243,7 +243,7 @@ type cause struct {
 	bandwidth uint64 // bytes per second; 0: no limit
 }
 
-// causeToLeave returns why a guest has to leave its host; nil: a policy that wants it must not move it now.
+// causeToLeave returns why a guest has to leave its host; nil: no policy that wants it to leave may move it now.
 func (p *pass) causeToLeave(g *v1.Guest, h *v1.Host) *cause {
 	if h.Draining {
 		return &cause{reason: "host " + g.Host + " is drained"}
@@ -311,7 +311,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 		return "its reason has ended"
 	}
 	if m.Policy == policy.LocalityName {
-		if why := p.apart(m, g); why != "" {
+		if why := p.noLongerPays(m, g); why != "" {
 			return why
 		}
 	}
@@ -319,9 +319,10 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	return why
 }
 
-// mustStay says why a policy with these bounds must not move a guest now, whatever else it has moved; empty: it may. ended are
-// the guest's ended moves. To a policy that makes guests leave hosts, only moves of such policies count: a guest that was moved
-// for another reason must not stay with an owner who is back. until is when the reason ends, if that is known.
+// mustStay says why a policy with these bounds must not move a guest now, apart from the number of its moves; empty: it may.
+// ended are the guest's ended moves. For a policy that makes guests leave hosts, only moves by such policies count: a guest
+// that was moved for another reason must not stay on a host whose owner is back. until is when the reason ends, if that is
+// known.
 func mustStay(whole *policy.Policy, name string, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
 	if whole != nil && whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
 		return "the policy exempts it", time.Time{}
@@ -346,8 +347,8 @@ func mustStay(whole *policy.Policy, name string, bounds *policy.Bounds, g *v1.Gu
 	return "", until
 }
 
-// cancelArrivals cancels moves to hosts that policies have withdrawn meanwhile: those that have not begun to transfer memory, and
-// if the host's owner is back, all that have not passed on the grant.
+// cancelArrivals cancels moves to hosts that policies have withdrawn meanwhile. It cancels moves that have not begun to
+// transfer memory and, if the host's owner is back, all moves that have not passed on the grant.
 func (p *pass) cancelArrivals() {
 	for _, host := range p.concerned() {
 		h := p.Hosts[host]

@@ -13,7 +13,7 @@ import (
 	"watari/policy"
 )
 
-// household is a world of three hosts, a1 with guests, in which nothing is slow and nothing breaks.
+// household is a world of three hosts, a1 with guests, without delays and faults.
 type household struct {
 	t       *testing.T
 	core    *Core
@@ -25,9 +25,9 @@ type household struct {
 	policy  *policy.Policy
 	usage   *Usage
 	away    map[string]bool // hosts that are out of reach
-	out     time.Duration   // for which they have been
+	out     time.Duration   // how long they have been out of reach
 	leases  map[string]LeaseSeen
-	sharing bool                                // hosts fetch files from each other
+	sharing bool                                // hosts can fetch files from each other
 	volumes map[string][]*v1.VolumeObserved     // by host
 	files   map[string][]*v1.CheckpointObserved // parts of checkpoints, by host
 }
@@ -329,7 +329,7 @@ func TestAPolicyThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A rule without conditions exempts its hosts from later rules, also those that are withdrawn.
+// A rule without conditions exempts its hosts from later rules, including withdrawn hosts.
 func TestARuleWithoutConditionsExemptsItsHosts(t *testing.T) {
 	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 1)
 	h.idle["a1"] = 0.1
@@ -390,7 +390,7 @@ func TestMovesThatWereNotMadeKeepNoGuest(t *testing.T) {
 	}
 }
 
-// A move of a policy that waits for its turn does not begin once its reason has ended.
+// A waiting move of a policy does not begin once its reason has ended.
 func TestMovesThatWaitEndWithTheirReason(t *testing.T) {
 	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 4)
 	h.idle["a1"] = 0.1
@@ -404,9 +404,9 @@ func TestMovesThatWaitEndWithTheirReason(t *testing.T) {
 	if waiting != 2 {
 		t.Fatalf("%d moves wait", waiting)
 	}
-	h.apply("harvest: {}\n") // no host has an owner any more
+	h.apply("harvest: {}\n") // hosts no longer have owners
 	h.pass(time.Second)
-	for _, m := range h.objects.Migrations { // those under way make room
+	for _, m := range h.objects.Migrations { // the moves under way make room
 		if m.State == v1.MigrationState_MIGRATION_STATE_RESERVING {
 			var c Change
 			done := &v1.Migration{Meta: m.Meta, Guest: m.Guest, GuestUid: m.GuestUid, Source: m.Source, Target: m.Target, State: v1.MigrationState_MIGRATION_STATE_DONE, Ended: timestamppb.New(h.now)}

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// firstAddress is guest 0's, counted from the first of the prefix.
+	// firstAddress is the distance of guest 0's address from the first address of the prefix.
 	firstAddress = 10
-	// longestPrefix is that of small clusters, bits.
+	// longestPrefix is the prefix length of small clusters, in bits.
 	longestPrefix = 24
 )
 
-// prefixBits returns the length of the smallest prefix for so many guests, none of which has the last address.
+// prefixBits returns the length of the smallest prefix for a number of guests. No guest gets the last address.
 func prefixBits(guests int) int {
 	return min(longestPrefix, 32-bits.Len(uint(firstAddress+guests)))
 }
@@ -26,8 +26,8 @@ func guestAddress(prefix netip.Prefix, i int) netip.Addr {
 	return addressOf(number(prefix.Addr()) + firstAddress + uint64(i))
 }
 
-// freePrefix returns the first prefix of the whole for so many guests in which no cluster has addresses. The prefix of a
-// cluster that is being deleted stays taken until the cluster is gone.
+// freePrefix returns the first free prefix for a number of guests within whole. The prefix of a cluster that is being deleted
+// stays taken until the cluster is gone.
 func freePrefix(whole netip.Prefix, s *Objects, guests int) (netip.Prefix, error) {
 	length := prefixBits(guests)
 	size := uint64(1) << (32 - length)

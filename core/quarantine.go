@@ -16,8 +16,8 @@ import (
 // cutOff returns when a host was cut off; nil: it is not.
 func cutOff(h *v1.Host) *timestamppb.Timestamp { return h.GetQuarantine().GetCutOff() }
 
-// QuarantineHost has a host drained, and cut off when its guests have left, or after grace. A later call can make that time shorter.
-// With undo the host is trusted again; it stays drained.
+// QuarantineHost drains a host, and cuts it off when its guests have left, or after grace. A later call can shorten that
+// time. With undo, the host is trusted again; it stays drained.
 func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) (change Change, err error) {
 	h := a.Hosts[name]
 	switch {
@@ -26,7 +26,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 	case h.Meta.Deleting != nil:
 		return change, precondition("host %s is being removed", name)
 	case grace < 0:
-		return change, invalid("the time to leave host %s, %s, is below zero", name, grace)
+		return change, invalid("the grace period %s for host %s is negative", grace, name)
 	case undo && h.Quarantine == nil, cutOff(h) != nil && !undo:
 		return change, nil
 	}
@@ -54,7 +54,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 	return change, nil
 }
 
-// cutOff cuts off quarantined hosts whose guests have left, or whose time is over.
+// cutOff cuts off quarantined hosts whose guests have left, or whose grace has passed.
 func (p *pass) cutOff() {
 	var quarantined []string
 	for name, h := range p.Hosts {

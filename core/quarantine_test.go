@@ -56,7 +56,7 @@ func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {
 	h.pass(time.Second)
 	h.quarantine("a1", 2*time.Minute, false)
 	h.quarantine("a1", time.Minute, false)
-	h.quarantine("a1", 2*time.Minute, false) // longer again does not help it
+	h.quarantine("a1", 2*time.Minute, false) // a later call cannot make the time longer
 	h.pass(59 * time.Second)
 	if cutOff(h.objects.Hosts["a1"]) != nil {
 		t.Fatal("it is cut off before its time")
@@ -65,11 +65,33 @@ func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {
 	if cutOff(h.objects.Hosts["a1"]) == nil || h.objects.Guests["md-0"].Host != "a1" {
 		t.Fatalf("%v; events %q", h.objects.Hosts["a1"].Quarantine, h.events)
 	}
-	// Nothing is sent to a guest there, and nobody says that it is gone.
+	// No messages are sent to a guest there, and its end is not known.
 	for _, r := range orders["b1"].Network.Routes {
 		if r.Host == "a1" {
 			t.Errorf("a route to it: %v", r)
 		}
+	}
+}
+
+func TestTheGuestsOfAHostThatWasCutOffFollowTheirLeases(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
+	md0 := h.objects.Guests["md-0"]
+	md0.Host, md0.BootId, md0.LeaseMs = "b1", "boot-b1", 0
+	h.pass(time.Second)
+	h.quarantine("b1", 0, false)
+	h.lose(60 * time.Second)
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host != "b1" {
+		t.Fatalf("within its lease, md-1 is %v", g)
+	}
+	h.renewed(h.objects.Guests["md-1"], 61*time.Second)
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host == "b1" || g.Host == "" || g.Epoch < 2 {
+		t.Errorf("after its lease, md-1 is %v; events %q", g, h.events)
+	}
+	if g := h.objects.Guests["md-0"]; g.Host != "b1" || g.Epoch != 1 {
+		t.Errorf("md-0, which has no lease, is %v", g)
 	}
 }
 

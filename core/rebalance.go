@@ -1,7 +1,7 @@
 package core
 
-// rebalance.go - moves guests to where they get more, as policies ask: shows package rebalance the guests' places and what they use,
-// and makes moves from its proposals.
+// rebalance.go - moves guests to hosts that suit them better, as policies ask. It describes the guests' places and their use
+// to package rebalance, and makes moves from its proposals.
 
 import (
 	"cmp"
@@ -40,7 +40,7 @@ type HostUsage struct {
 const (
 	// UsageWindow is the time over which usage is averaged.
 	UsageWindow = 30 * time.Second
-	// leastKnown is the part of the window of which something must be known.
+	// leastKnown is the part of the window that measurements must cover at least.
 	leastKnown = 20 * time.Second
 	// mostProposals bounds the moves that one look begins.
 	mostProposals = 64
@@ -51,12 +51,12 @@ const fillTo = 0.9
 
 // Estimates of what a move costs.
 const (
-	// usualRate is the rate of a move of which nothing better is known, bytes per second.
+	// usualRate is the assumed rate of a move for which there is no better estimate, in bytes per second.
 	usualRate = 100 << 20
-	// slowsMoving is the part of a guest's work that is lost while its memory is sent.
-	slowsMoving = 0.3
-	// standsStill is for how long the whole cluster waits at the end.
-	standsStill = 0.5 // s
+	// workLostMoving is the part of a guest's work that is lost while its memory is sent.
+	workLostMoving = 0.3
+	// pauseAtEnd is how long the whole cluster waits at the end of a move.
+	pauseAtEnd = 0.5 // s
 )
 
 // Places are the places of all guests as package rebalance sees them.
@@ -67,7 +67,7 @@ type Places struct {
 	hostAt map[string]int
 }
 
-// look is what Places are made from.
+// look is the input of Places.
 type look struct {
 	*Objects
 	reports Reports
@@ -115,7 +115,7 @@ func (l *look) places() *Places {
 			continue
 		}
 		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: askedOnce(moveRequest(l.Objects, g))}
-		guest.Stays = l.stays(g, m, beginning[g.Cluster])
+		guest.Stays = l.whyStays(g, m, beginning[g.Cluster])
 		if apportioned(l.Clusters[g.Cluster]) {
 			p.Hosts[at].Measured = true
 		}
@@ -131,15 +131,15 @@ func (l *look) places() *Places {
 	}
 	for i := range p.Guests {
 		g := &p.Guests[i]
-		g.Lost = slowsMoving*g.Demand*g.Seconds + standsStill*demand[g.Cluster]
+		g.Lost = workLostMoving*g.Demand*g.Seconds + pauseAtEnd*demand[g.Cluster]
 	}
 	p.Policies = l.policies(p)
-	p.Forbids = func(guest int, name string) string { return l.forbids(p.guests[guest], name) }
+	p.Forbids = func(guest int, name string) string { return l.whyForbidden(p.guests[guest], name) }
 	return p
 }
 
-// forbids returns why a policy that moves guests which could stay must not move a guest now; empty: it may.
-func (l *look) forbids(g *v1.Guest, name string) string {
+// whyForbidden returns why a policy that moves guests which could stay must not move a guest now; empty: it may.
+func (l *look) whyForbidden(g *v1.Guest, name string) string {
 	bounds, _ := l.policy.BoundsOf(name)
 	ended := l.ended(g.Meta.Uid)
 	for _, m := range ended {
@@ -172,8 +172,8 @@ func askedOnce(r *placement.Request) *placement.Request {
 	return r
 }
 
-// rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down
-// doubles with each time, so that use that changes with the guest's moves does not move it for ever.
+// rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its
+// cool-down doubles with each time, so that a guest whose use changes with its moves does not move forever.
 func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime())
@@ -189,7 +189,7 @@ func PlacesOf(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) 
 	return lookAt(o, r, u, p, now).places()
 }
 
-// lookAt returns what places are made from, without the memory of a Core.
+// lookAt returns the input of Places, without the memory of a Core.
 func lookAt(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *look {
 	moves, ended := ActiveMoves(o), map[string][]*v1.Migration{}
 	for _, m := range o.Migrations {
@@ -201,7 +201,7 @@ func lookAt(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *l
 		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(o.Migrations, now), now: now}
 }
 
-// look returns what places are made from.
+// look returns the input of Places.
 func (p *pass) look() *look {
 	if p.room == nil {
 		p.room = newRoom(p.Objects, p, p.index.moves)
@@ -258,7 +258,7 @@ func (l *look) host(h placement.Host, turns int) rebalance.Host {
 // busyFrom is the demand from which a guest counts if guests are counted, in cores.
 const busyFrom = 0.1
 
-// demand returns what a guest would use on an idle host, in cores. One of which too little is known counts as busy.
+// demand returns what a guest would use on an idle host, in cores. A guest of which too little is known counts as busy.
 func (l *look) demand(g *v1.Guest) float64 {
 	used, vcpus := l.usage.Guests[g.Meta.Uid], float64(max(1, g.Shape.GetVcpus()))
 	demand := min(vcpus, used.CPU+used.Wait)
@@ -274,10 +274,10 @@ func (l *look) demand(g *v1.Guest) float64 {
 	return 0
 }
 
-// stays returns why no policy may rebalance a guest now by what it uses; empty: they may. beginning: a run of its cluster is being
-// started.
-func (l *look) stays(g *v1.Guest, m *v1.Migration, beginning bool) string {
-	if why := l.fixed(g, m, beginning); why != "" {
+// whyStays returns why no policy may rebalance a guest by its use now; empty: they may. beginning: a run of its cluster is
+// being started.
+func (l *look) whyStays(g *v1.Guest, m *v1.Migration, beginning bool) string {
+	if why := l.whyFixed(g, m, beginning); why != "" {
 		return why
 	}
 	switch {
@@ -289,8 +289,8 @@ func (l *look) stays(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	return ""
 }
 
-// fixed returns why a guest must not be moved now, whatever a policy goes by; empty: it may be.
-func (l *look) fixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
+// whyFixed returns why no policy may rebalance a guest now, whether by its use or by its traffic; empty: they may.
+func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	h := l.Hosts[g.Host]
 	report, _, connected := l.reports.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
@@ -298,7 +298,7 @@ func (l *look) fixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	case m != nil:
 		return "it is moving"
 	case unwanted(l.Objects, g):
-		return "it is not to run any more"
+		return "it is being stopped or deleted"
 	case h.GetDraining() || len(h.GetWithdrawn()) > 0:
 		return "it has to leave its host"
 	case !connected || seen.GetEpoch() != g.Epoch || seen.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING || !seen.GetReady():
@@ -313,7 +313,7 @@ func (l *look) fixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	return ""
 }
 
-// seconds returns how long a guest's move takes. Its last move tells best.
+// seconds returns how long a guest's move takes. The best estimate is its last move.
 func (l *look) seconds(g *v1.Guest) float64 {
 	bytes, rate := float64(cmp.Or(l.usage.Guests[g.Meta.Uid].MemoryBytes, g.Shape.GetMemoryBytes())), float64(usualRate)
 	var last *v1.Migration
@@ -334,7 +334,7 @@ func (l *look) seconds(g *v1.Guest) float64 {
 	return bytes / rate
 }
 
-// rebalance begins the moves that gain, once for each usage.
+// rebalance begins the proposed moves, once for each usage.
 func (p *pass) rebalance() {
 	memory := &p.Core.policies
 	if _, is := memory.policy.Rebalances(); !is || p.Usage == nil || p.Usage == memory.usage || p.full() {
@@ -368,7 +368,7 @@ func (p *pass) begin(c *Change, places *Places, m rebalance.Proposal) {
 // mostOptions bounds the hosts that an explanation lists.
 const mostOptions = 5
 
-// rebalance says what policies that go by use make of a guest.
+// rebalance explains how policies that decide by use treat a guest.
 func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 	if _, is := p.Rebalances(); !is || apportioned(e.Clusters[g.Cluster]) {
 		return
@@ -401,8 +401,8 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 	}
 }
 
-// touches reports whether this decision has changed an object that a change expects to be as it was, or moves a guest already that
-// the change moves.
+// touches reports whether this decision has already changed an object that a change expects unchanged, or already moves a
+// guest that the change moves.
 func (p *pass) touches(c Change) bool {
 	for _, op := range c.Ops {
 		m, moves := op.Object.(*v1.Migration)
@@ -413,7 +413,7 @@ func (p *pass) touches(c Change) bool {
 	return false
 }
 
-// lapsed returns the waiting moves that gain nothing any more, by uid.
+// lapsed returns the waiting moves that no longer gain anything, by uid.
 func (p *Places) lapsed(moves Moves) map[string]bool {
 	lapsed := map[string]bool{}
 	var s *rebalance.State

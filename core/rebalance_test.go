@@ -11,7 +11,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// use makes new usage: each guest would use so many cores, and others use so many of each host.
+// use makes new usage: each guest would use so many cores, and others use so many cores of each host.
 func (h *household) use(guest float64, others map[string]float64) {
 	h.usage = &Usage{Guests: map[string]GuestUsage{}, Hosts: map[string]HostUsage{}}
 	for name := range h.objects.Hosts {
@@ -31,7 +31,7 @@ func small(t *testing.T, text string, guests int) *household {
 	return h
 }
 
-// explained returns what is said of a guest.
+// explained returns the explanation of a guest.
 func (h *household) explained(guest string) string {
 	e := Explainer{Objects: h.objects, Reports: h.reports(), Usage: h.usage, Now: h.now}
 	return strings.Join(e.Guest(h.objects.Guests[guest]).Lines, "\n")
@@ -142,7 +142,7 @@ func TestWhatKeepsGuestsFromBeingRebalanced(t *testing.T) {
 func TestAWaitingMoveThatGainsNothingAnyMoreIsCancelled(t *testing.T) {
 	h := small(t, "balance: {}\n", 4)
 	h.use(1, nil)
-	// Two moves to b1 keep the guests of a1 waiting.
+	// Two moves to b1 keep the guests of a1 from moving.
 	for i := range 2 {
 		name := fmt.Sprintf("other-%d", i)
 		h.objects.Migrations[name] = &v1.Migration{Meta: &v1.Meta{Name: name, Uid: name}, Guest: "md-0", GuestUid: h.objects.Guests["md-0"].Meta.Uid, Source: "a1", Target: "b1", Policy: "balance",

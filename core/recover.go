@@ -34,11 +34,11 @@ const (
 	lostEpochs = 1 << 32
 )
 
-// RecoveryChoices are what a recovery is told beside the objects and the reports.
+// RecoveryChoices are the inputs of a recovery besides the objects and the reports.
 type RecoveryChoices struct {
 	Keep    map[string]string // guest's name or uid: the host whose copy goes on. A person chose it.
 	Without []string          // hosts that are not connected, and whose guests are gone. A person vouches for it.
-	Unknown []string          // hosts that have tried to connect, with certificates that no object stands for
+	Unknown []string          // hosts that have tried to connect, with certificates of hosts that the state does not know
 }
 
 // RecoveredGuest is a recovery's decision about one guest.
@@ -48,8 +48,8 @@ type RecoveredGuest struct {
 	Object *v1.Guest
 }
 
-// RecoveredCluster is a cluster that is made again, without the certificate and key of its authority, or a known one that
-// gets guests.
+// RecoveredCluster is a cluster that is made again, without the certificate and key of its authority, or a known cluster
+// that gets guests.
 type RecoveredCluster struct {
 	*v1.ClusterRecovery
 	Object *v1.Cluster
@@ -155,7 +155,8 @@ func (r *recovery) hosts() {
 		case report == nil:
 			r.addAbsent(name, "it is not connected; guests that it alone runs are missed, and are taken up by another recovery when it is back")
 		case report.GetProcessesUnknown():
-			// No later recovery takes up what is missed here: a connected host's stamp counts as answered.
+			// A later recovery would not take up the guests that are missed here: a connected host's stamp counts as
+			// answered.
 			r.obstacle("host %s could not look at its processes; try again; if that stays so, end its agent, and it counts as not connected", name)
 			r.addAbsent(name, "it could not look at its processes, so that it may run guests which it does not report; try again")
 		}
@@ -184,8 +185,8 @@ func (r *recovery) addAbsent(name, why string) {
 	r.plan.Hosts = append(r.plan.Hosts, h)
 }
 
-// collect gathers the hosts' reports of each guest. It trusts no host's values. A report that is not believed is no
-// report that the guest is not there.
+// collect gathers the hosts' reports of each guest. It trusts no host's values. A report that it does not believe does not
+// prove that the guest is absent.
 func (r *recovery) collect() {
 	for _, host := range slices.Sorted(maps.Keys(r.reports)) {
 		report, mine := r.reports[host], map[string]bool{}
@@ -207,8 +208,8 @@ func (r *recovery) collect() {
 	}
 }
 
-// doubt adds what a host reports of a guest and is not believed. For a guest that the state knows, a person has to look
-// at the host.
+// doubt adds a host's report of a guest that is not believed. If the state knows the guest, a person has to look at the
+// host.
 func (r *recovery) doubt(host string, seen *v1.GuestObserved) {
 	r.add(&v1.GuestRecovery{Guest: strconv.Quote(seen.GetName()), Uid: strconv.Quote(seen.GetUid()), Host: host, Epoch: seen.GetEpoch(),
 		Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Reason: "the host's report of it is not one that an agent makes; it is left out of account"}, nil)
@@ -315,21 +316,21 @@ func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestC
 	return nil, r.arriving(row, copies)
 }
 
-// wait has the recovery wait for what is under way with a copy.
+// wait makes the recovery wait for the operation that is under way on a copy.
 func (r *recovery) wait(row *v1.GuestRecovery, c guestCopy, why string) {
 	row.Act, row.Host, row.Epoch, row.Reason = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.GetEpoch(), why
 	r.obstacle("guest %s on %s: %s; try again when that has ended", cmp.Or(row.Guest, row.Uid), c.host, why)
 }
 
-// end adds a copy that orders end after the recovery.
+// end adds a copy that the orders after the recovery end.
 func (r *recovery) end(row *v1.GuestRecovery, c guestCopy, why string) {
 	r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Epoch: c.seen.Epoch,
 		Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: why}, nil)
 }
 
-// arriving decides about a copy that a move is bringing, where no other may go on. Once its source has sent it, it is
-// the only one, though its host does not say yet that all of it is there. It tells whether the row says what hinders
-// the guest.
+// arriving decides about a copy that a move is bringing to a host, if no other copy may go on. Once the source has sent it,
+// it is the only copy, even if its host does not report yet that the copy is complete. It returns true if the row says that
+// the recovery waits for the move.
 func (r *recovery) arriving(row *v1.GuestRecovery, copies []guestCopy) bool {
 	sent := slices.ContainsFunc(copies, func(c guestCopy) bool { return c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT })
 	for _, c := range copies {
@@ -407,7 +408,7 @@ func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	idle := g.Stopped || g.Host == "" && g.Failure != ""
 	switch {
 	case away:
-		row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_KEEP, "its host is not connected; it may well run on"
+		row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_KEEP, "its host is not connected; it may still be running"
 	case deleting || idle && len(r.absent) == 0:
 		row.Act, g.Host, g.BootId = v1.RecoveryAct_RECOVERY_ACT_KEEP, "", ""
 		row.Host = ""
@@ -441,14 +442,14 @@ func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 		before = "; it was stopped when the copy of the state was made"
 	}
 	row.Act, row.Host = v1.RecoveryAct_RECOVERY_ACT_HOLD, ""
-	row.Reason = "no connected host runs it, and it may run on: " + hosts
+	row.Reason = "no connected host runs it, and it may still run on: " + hosts
 	g.Host, g.BootId, g.Platform = "", "", nil
-	g.Failure = fmt.Sprintf("%s; it may run on %s; whoever administers these hosts may know, and can connect them and recover again; only if it does not run there: "+
+	g.Failure = fmt.Sprintf("%s; it may still run on %s; ask the administrators of these hosts, have them connect the hosts, and recover again; only if it does not run there: "+
 		"watari guest start %s%s", heldBack, hosts, g.Meta.Name, before)
 }
 
-// restart lets a guest be started again, if its image exists. It waits for copies that may run. Those that the plan
-// ends hold the start back by themselves: the manager gives no grant while a host reports a process of the guest.
+// restart lets a guest be started again, if its image exists. It waits for copies that may run. It need not wait for copies
+// that the plan ends: the manager gives no grant while a host reports a process of the guest.
 func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
 	var ending []string
 	for _, other := range r.plan.Guests {
@@ -508,8 +509,8 @@ func (r *recovery) checkpoints() {
 	}
 }
 
-// restores ends the restores of clusters whose guests run, if the state would have them all ended first: they went on after it was
-// written. A cluster of which nothing runs, such as a suspended one, is restored as the state says.
+// restores ends restores that would first end all guests of a cluster, if guests of the cluster run: they went on after the
+// state was written. A cluster of which nothing runs, such as a suspended one, is restored as the state says.
 func (r *recovery) restores() {
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Clusters)) {
 		c := r.objects.Clusters[name]
@@ -527,8 +528,8 @@ func (r *recovery) restores() {
 	}
 }
 
-// runs reports whether a copy of a guest of a cluster of the state has run. One that is being started may be waiting for the files of
-// this very restore.
+// runs reports whether a copy of a guest of a known cluster has run. A copy that is being started does not count: it may be
+// waiting for the files of this very restore.
 func (r *recovery) runs(c *v1.Cluster) bool {
 	for _, g := range r.objects.Guests {
 		if g.Cluster == c.Meta.Name && slices.ContainsFunc(r.copies[g.Meta.GetUid()], func(copy guestCopy) bool {

@@ -23,13 +23,13 @@ import (
 func GuestUID(cluster string, index uint32) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "watari guest %s %d", cluster, index))
 	b := sum[:16]
-	b[6] = b[6]&0x0f | 0x80 // version 8 of RFC 9562: derived by an own rule
+	b[6] = b[6]&0x0f | 0x80 // version 8 of RFC 9562: derived by our own rule
 	b[8] = b[8]&0x3f | 0x80
 	h := hex.EncodeToString(b)
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes. The prefix of a
+// recoveredPrefix reads the prefix of a cluster with a number of guests. ok: a manager makes such prefixes. The prefix of a
 // cluster that was made with more guests and resized is larger.
 func recoveredPrefix(text string, guests uint32, resized bool) (prefix netip.Prefix, ok bool) {
 	prefix, err := netip.ParsePrefix(text)
@@ -43,7 +43,7 @@ func recoveredPrefix(text string, guests uint32, resized bool) (prefix netip.Pre
 	return prefix, prefix.Bits() >= least && prefix.Bits() <= most
 }
 
-// recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
+// recoveredAddress returns the address of a cluster's guest. Addresses are in the order of the indices, and like is another
 // guest of the cluster.
 func recoveredAddress(prefix netip.Prefix, index uint32, like *v1.Guest) netip.Addr {
 	if other, err := netip.ParseAddr(like.Address); err == nil && prefix.Contains(other) {
@@ -62,9 +62,9 @@ func fits(prefix netip.Prefix, address netip.Addr, index, guests uint32) bool {
 	return n >= first+uint64(index) && n-uint64(index)+uint64(guests) <= first+1<<(32-prefix.Bits())
 }
 
-// clusters plans the clusters to make again: unknown clusters with a copy that may run, and known ones that have grown since
-// the state was written. Copies disagree about the number of guests if a host was away during a resize: the last resize
-// counts.
+// clusters plans the clusters to make again: unknown clusters with a copy that may run, and known clusters that have grown
+// since the state was written. Copies disagree about the number of guests if a host was away during a resize: the last
+// resize counts.
 func (r *recovery) clusters() {
 	facts := map[string]*v1.GuestFacts{} // one of each unknown cluster, by its uid
 	for _, uid := range slices.Sorted(maps.Keys(r.copies)) {
@@ -114,8 +114,8 @@ func sameCluster(a, b *v1.GuestFacts) bool {
 	return proto.Equal(x, y) && a.ImageDigest == b.ImageDigest
 }
 
-// grown plans the guests that a cluster of the state got after the state was written. Guests that it lost since are kept: a
-// user can remove them again.
+// grown plans the guests that a known cluster got after the state was written. Guests that it lost since are kept: a user
+// can remove them again.
 func (r *recovery) grown(c *v1.Cluster, f *v1.GuestFacts) {
 	if f.Cluster.Resizes <= c.Resizes || c.Meta.Deleting != nil || r.refused(f) != "" || f.Cluster.Spec.Guests <= c.Spec.GetGuests() ||
 		f.Cluster.Name != c.Meta.Name || f.Cluster.Prefix != c.Prefix || f.ImageDigest != c.ImageDigest {
@@ -199,7 +199,7 @@ func (r *recovery) planned(uid string) *RecoveredCluster {
 
 // unknown decides about a guest that the state does not know.
 func (r *recovery) unknown(uid string, copies []guestCopy) {
-	// A record that its host cannot read, perhaps of a guest that ended long ago, stops nothing where no process is.
+	// Ignore a record that its host cannot read, if the guest has no process there. The guest may have ended long ago.
 	copies = slices.DeleteFunc(slices.Clone(copies), func(c guestCopy) bool { return c.seen.Epoch == 0 && !c.seen.Process })
 	if len(copies) == 0 {
 		return
@@ -273,7 +273,7 @@ func (r *recovery) member(made *RecoveredCluster, row *v1.GuestRecovery, at *gue
 	return ""
 }
 
-// addPlatform has guests that are started later be like those that run.
+// addPlatform adds the platform of a running guest to its cluster, so that guests which are started later get the same.
 func addPlatform(c *v1.Cluster, p *v1.Platform) {
 	if p == nil || slices.ContainsFunc(c.Platforms, func(q *v1.Platform) bool {
 		return q.Acceleration == p.Acceleration && q.GetCpu().GetVendor() == p.GetCpu().GetVendor()
@@ -343,8 +343,8 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 	r.add(row, g)
 }
 
-// doubtedMember is a host whose report may be of the guest, and is not believed; empty: there is none. Without a uid
-// any guest that the state does not know may be it.
+// doubtedMember returns a host with a report that is not believed and may be of the guest; empty: there is none. Without a
+// uid, the report of any unknown guest may be of it.
 func (r *recovery) doubtedMember(uid string) string {
 	for _, other := range slices.Sorted(maps.Keys(r.doubtful)) {
 		if _, known := r.stored[other]; other == uid || uid == "" && !known {

@@ -1,6 +1,6 @@
 package core
 
-// recover_doubt_test.go - reports of which a recovery must not conclude that a guest runs nowhere.
+// recover_doubt_test.go - reports that do not let a recovery conclude that a guest runs nowhere.
 
 import (
 	"fmt"
@@ -25,12 +25,12 @@ func newDoubt() *oldState {
 
 func process(g *v1.GuestObserved) { g.Process = true }
 
-// sawProcess has a host report what it knows of a guest whose record its agent has not read yet.
+// sawProcess makes a host report the process of a guest whose record its agent has not read yet.
 func (w *oldState) sawProcess(host, uid string) {
 	w.reports[host].Guests = append(w.reports[host].Guests, &v1.GuestObserved{Uid: uid, Process: true})
 }
 
-// wantObstacle checks that nothing is carried out, and that an obstacle has these words.
+// wantObstacle checks that nothing is carried out, and that an obstacle contains these words.
 func wantObstacle(t *testing.T, p RecoveryPlan, words ...string) {
 	t.Helper()
 	text := strings.Join(p.Obstacles, "\n")
@@ -53,7 +53,7 @@ func TestAProcessWithoutARecordHasTheRecoveryWait(t *testing.T) {
 	wantObstacle(t, p, "guest md-0 on b1", "has not read its record")
 	planRow(t, p, "md-0", waitAct)
 
-	// The same of a guest that the state does not know, of a cluster that is made again.
+	// The same for an unknown guest of a cluster that is made again.
 	w = newDoubt()
 	w.sees("a1", "md-0", 3, runningThere)
 	w.sees("a1", "lu-0", 2, runningThere, newer(0))
@@ -95,7 +95,7 @@ func TestAHostThatCouldNotLookAtItsProcessesMayRunAnyGuest(t *testing.T) {
 	if planRow(t, p, "md-0", holdAct); len(p.Hosts) != 1 || p.Hosts[0].Host != "b1" || !strings.Contains(p.Hosts[0].Reason, "processes") {
 		t.Error(p.Hosts)
 	}
-	w.choices.Without = []string{"b1"} // nobody can vouch for a host that runs
+	w.choices.Without = []string{"b1"} // nobody can vouch for a connected host
 	p = w.plan()
 	wantObstacle(t, p, "leave out --without b1")
 	planRow(t, p, "md-0", holdAct)
@@ -145,7 +145,7 @@ func TestAGuestThatWasSentIsNotStartedElsewhere(t *testing.T) {
 			wantObstacle(t, p, "guest md-0 on b1", "a move is bringing it")
 		}
 	}
-	// Two copies of moves: the state does not tell which is the newer one.
+	// Two copies of moves: the state does not tell which one is newer.
 	w := newDoubt()
 	w.sees("a1", "md-0", 5, receivedThere, process)
 	w.sees("b1", "md-0", 7, receivedThere, process)
@@ -192,7 +192,7 @@ func TestHostsThatTheStateDoesNotKnowMayRunAnyGuest(t *testing.T) {
 	}
 	planRow(t, p, "md-0", restartAct)
 
-	// Its name is that of a host that the state knows: nobody can vouch for one of them alone.
+	// A known host has the same name, so nobody can vouch for one of the two alone.
 	w.choices = RecoveryChoices{Unknown: []string{"b1"}, Without: []string{"b1"}}
 	p = w.plan()
 	planRow(t, p, "md-0", holdAct)
@@ -213,11 +213,11 @@ func TestStoppedAndGivenUpGuestsAreHeldBackWhileHostsAreAway(t *testing.T) {
 	w.objects.Guests["md-0"].Stopped, w.objects.Guests["md-0"].Host = true, ""
 	w.objects.Guests["md-1"].Host, w.objects.Guests["md-1"].Failure = "", "given up"
 	w.away("b1")
-	for range 2 { // what a recovery has written is found again by the next
+	for range 2 { // the next recovery finds what this one has written
 		p := w.plan()
 		for name, before := range map[string]string{"md-0": "it was stopped", "md-1": "before: given up"} {
 			g := planRow(t, p, name, holdAct).Object
-			if !strings.Contains(g.Failure, "may run on b1") || !strings.Contains(g.Failure, "administers") || !strings.Contains(g.Failure, "guest start "+name) ||
+			if !strings.Contains(g.Failure, "may still run on b1") || !strings.Contains(g.Failure, "administrators") || !strings.Contains(g.Failure, "guest start "+name) ||
 				strings.Count(g.Failure, before) != 1 {
 				t.Errorf("%s: %q", name, g.Failure)
 			}
@@ -269,7 +269,7 @@ func TestLargeClustersAreMadeAgain(t *testing.T) {
 			}
 		}
 	}
-	// An address with which the cluster's others would be outside of its prefix.
+	// With this address, others of the cluster would lie outside of its prefix.
 	w := newDoubt()
 	w.sees("b1", "lu-0", 2, runningThere, newer(0, func(f *v1.GuestFacts) { f.Address = "10.77.1.255" }))
 	if g := planRow(t, w.plan(), "lu-0", leaveAct); !strings.Contains(g.Reason, "address") {

@@ -32,8 +32,8 @@ const (
 	startingThere = v1.GuestCondition_GUEST_CONDITION_STARTING
 )
 
-// oldState is a state with the cluster md of two guests, on a1 at epochs 3 and 4, and hosts a1 and b1, which are connected and
-// report nothing.
+// oldState is a state with the cluster md of two guests, on a1 at epochs 3 and 4, and the hosts a1 and b1, which are
+// connected and report nothing.
 type oldState struct {
 	objects *Objects
 	reports map[string]*v1.HostObserved
@@ -57,7 +57,7 @@ func newOldState() *oldState {
 	return w
 }
 
-// sees has a host report a guest.
+// sees makes a host report a guest.
 func (w *oldState) sees(host, guest string, epoch uint64, condition v1.GuestCondition, changes ...func(*v1.GuestObserved)) {
 	g := &v1.GuestObserved{Uid: guest + "-uid", Name: guest, Epoch: epoch, Condition: condition, Process: condition == runningThere}
 	for _, change := range changes {
@@ -66,7 +66,7 @@ func (w *oldState) sees(host, guest string, epoch uint64, condition v1.GuestCond
 	w.reports[host].Guests = append(w.reports[host].Guests, g)
 }
 
-// newer is a guest of the cluster lu, which the state does not know.
+// newer is a guest of the unknown cluster lu.
 func newer(index uint32, changes ...func(*v1.GuestFacts)) func(*v1.GuestObserved) {
 	return func(g *v1.GuestObserved) {
 		g.Uid = GuestUID("lu-uid", index)
@@ -80,12 +80,12 @@ func newer(index uint32, changes ...func(*v1.GuestFacts)) func(*v1.GuestObserved
 	}
 }
 
-// away takes a host's connection.
+// away disconnects a host.
 func (w *oldState) away(host string) { delete(w.reports, host) }
 
 func (w *oldState) plan() RecoveryPlan { return Recovery(w.objects, w.reports, w.choices) }
 
-// planRow is the one row about a guest with this act.
+// planRow is the only row about a guest with this act.
 func planRow(t *testing.T, p RecoveryPlan, guest string, act v1.RecoveryAct) RecoveredGuest {
 	t.Helper()
 	for _, g := range p.Guests {
@@ -309,7 +309,7 @@ func TestWhatARecoveredClusterLacksIsSaid(t *testing.T) {
 	if g := planRow(t, p, "lu-0", adoptAct).Object; g.Failure != "" || g.Meta.Owner != "ann" || g.Meta.OwnerUid != "ann-uid" {
 		t.Error(g)
 	}
-	for _, name := range []string{"lu-1", "md-0"} { // cannot be started without their image
+	for _, name := range []string{"lu-1", "md-0"} { // they cannot be started without their image
 		if g := planRow(t, p, name, restartAct); !strings.Contains(g.Object.Failure, "import the image") || !strings.Contains(g.Reason, "imported again") {
 			t.Error(g)
 		}
@@ -389,7 +389,7 @@ func TestAReportThatNoAgentMakesIsLeftOutOfAccount(t *testing.T) {
 	}
 	planRow(t, p, `""`, leaveAct)
 	w.sees("b1", "lu\x1b[2J", 2, runningThere, newer(0))
-	planRow(t, w.plan(), `"lu\x1b[2J"`, leaveAct) // what is shown of it does no harm to a terminal
+	planRow(t, w.plan(), `"lu\x1b[2J"`, leaveAct) // the quoted name does no harm to a terminal
 }
 
 func TestACopyWithoutARecordIsEnded(t *testing.T) {
@@ -423,7 +423,7 @@ func TestAPlanIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-// An agent of an earlier version does not say that a guest ran on after a move had failed.
+// An agent of an earlier version does not report that a guest ran on after a failed move.
 func TestAReceivedCopyIsNotAdoptedOnTheWordOfAnOlderAgent(t *testing.T) {
 	w := newOldState()
 	w.sees("a1", "md-1", 4, runningThere)
@@ -443,7 +443,7 @@ func TestARecordThatCannotBeReadOfAGuestThatIsNotKnownStopsNothing(t *testing.T)
 	}
 }
 
-// resized gives facts the number of guests of a resize.
+// resized sets the number of guests of a resize in facts.
 func resized(guests uint32, resizes uint64) func(*v1.GuestFacts) {
 	return func(f *v1.GuestFacts) { f.Cluster.Spec.Guests, f.Cluster.Resizes = guests, resizes }
 }

@@ -1,6 +1,6 @@
 package core
 
-// relay.go - decides which hosts talk to each other through a third one, because they cannot directly. docs/design/relay.md
+// relay.go - decides which hosts talk to each other through a third host, because they cannot directly. docs/design/relay.md
 // has the reasons.
 
 import (
@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// MaxRelayed is the most pairs of hosts between which a host relays: each has a port.
+	// MaxRelayed is the largest number of pairs of hosts between which a host relays: each pair has a port.
 	MaxRelayed = 126
-	// maxProbes bounds the hosts that a host is told to probe to find a relay, and the peers that it probes.
+	// maxProbes bounds the hosts that a host is ordered to probe to find a relay, and the peers that it probes.
 	maxProbes = 32
 	// nearFirst is the number of hosts of each site of a pair that are probed before hosts of other sites.
 	nearFirst = 8
-	// relayGone is the time after which a relay without a connection is replaced. An agent that was started anew is back sooner.
+	// relayGone is the time after which a relay without a connection is replaced. A restarted agent is back sooner.
 	relayGone = 5 * time.Second
-	// relayPause is the least time before a relay that is there, but does not help, is replaced by another.
+	// relayPause is the least time before a relay that is connected but does not help is replaced by another.
 	relayPause = time.Minute
-	// directAgain is the least time before hosts with a relay try to do without.
+	// directAgain is the least time before hosts with a relay go back to the direct path.
 	directAgain = 10 * time.Minute
 )
 
@@ -48,7 +48,7 @@ func (o *Objects) Relayed(a, b string) *v1.RelayedPeer {
 	return nil
 }
 
-// pathTo returns what a host last reported of another; nil: nothing.
+// pathTo returns what a host last reported of its path to another; nil: nothing.
 func pathTo(r Reports, host, other string) *v1.PathObserved {
 	report, _, connected := r.Observed(host)
 	if connected {
@@ -61,7 +61,7 @@ func pathTo(r Reports, host, other string) *v1.PathObserved {
 	return nil
 }
 
-// silent reports whether neither of two hosts hears the other on the path by a relay; "": on the direct one.
+// silent reports whether both hosts of a pair report silence on the path by a relay; "": on the direct path.
 func silent(r Reports, pair hostPair, relay string) bool {
 	is := func(path *v1.PathObserved) bool {
 		return path.GetState() == v1.PathState_PATH_STATE_SILENT && path.Relay == relay
@@ -98,7 +98,8 @@ func (p *pass) paths() {
 	p.probe()
 }
 
-// mayNeed adds the pairs of a host that reports silence, and those of two hosts that only dial out.
+// mayNeed adds the pairs of a host that may need a relay: pairs for which the host reports silence, and pairs in which both
+// hosts only dial out.
 func (p *pass) mayNeed(found map[hostPair]bool, host string) {
 	report, _, connected := p.Observed(host)
 	info := p.Hosts[host].GetInfo()
@@ -218,8 +219,8 @@ func (p *pass) near(host string, pair hostPair) bool {
 	return site == p.Hosts[pair.a].GetInfo().GetSite() || site == p.Hosts[pair.b].GetInfo().GetSite()
 }
 
-// candidates returns hosts that may relay for pairs of these two sites, as far as the manager knows: some of these sites, then
-// the first of each other site, the second of each, and so on.
+// candidates returns hosts that may relay for a pair, as far as the manager knows: first up to nearFirst hosts of each of
+// the pair's sites, then the first host of each other site, the second of each, and so on.
 func (p *pass) candidates(pair hostPair) []string {
 	type ranked struct {
 		rank int
@@ -304,7 +305,7 @@ func (p *pass) nextRelay(pair hostPair, now *v1.RelayedPeer, load map[string]int
 	_, _, aThere := p.Observed(pair.a)
 	_, _, bThere := p.Observed(pair.b)
 	if !aThere || !bThere {
-		return now, "" // what the other reports may be due to that
+		return now, "" // the other host's report may be a consequence
 	}
 	dialOnly := a.DialOnly && b.DialOnly
 	if now == nil {
@@ -367,8 +368,9 @@ func (p *pass) relayFails(pair hostPair, now *v1.RelayedPeer, age time.Duration)
 	return ""
 }
 
-// chooseRelay chooses a relay for a pair other than except; nil: no host can be one. Hosts of the pair's sites come first, since
-// packets pass the WAN once then; among them, hosts that their owners do not use, then those that relay least.
+// chooseRelay chooses a relay for a pair other than except; nil: no host can be one. Hosts of the pair's sites come first,
+// since packets then pass the WAN once. Among them, hosts that are not withdrawn come first, then the hosts that relay
+// least.
 func (p *pass) chooseRelay(pair hostPair, except string, load map[string]int, updates map[string]*v1.Host) *v1.RelayedPeer {
 	var best string
 	better := func(x, y string) bool {
@@ -408,7 +410,7 @@ func boolOrder(x, y bool) int {
 	return 1
 }
 
-// freePort returns a port of a relay that no pair has, neither before this decision nor by it.
+// freePort returns a port of a relay that no pair uses, neither before this decision nor by it.
 func (p *pass) freePort(relay string, updates map[string]*v1.Host) uint32 {
 	used := map[uint32]bool{}
 	for _, r := range p.between[relay] {
@@ -428,7 +430,7 @@ func (p *pass) freePort(relay string, updates map[string]*v1.Host) uint32 {
 	return port
 }
 
-// relays says for people through which hosts a host reaches others, and between which hosts it relays.
+// relays lists for people the relays of a host, and the pairs between which it relays.
 func (e *Explainer) relays(l *lines, host string) {
 	for _, r := range Relays(e.Objects)[host] {
 		since := r.Since.AsTime().UTC().Format("2006-01-02 15:04:05 MST")

@@ -12,7 +12,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// relayTest is hosts with a guest of one cluster on each named one, whose reports a test writes.
+// relayTest has hosts whose reports a test writes. Each named host has a guest of one cluster.
 type relayTest struct {
 	t      *testing.T
 	core   *Core
@@ -21,7 +21,7 @@ type relayTest struct {
 	orders map[string]*v1.HostWanted
 }
 
-// newRelayTest has hosts of the sites that begin their names, all connected. The first two have a guest each.
+// newRelayTest makes connected hosts. A host's name begins with the name of its site. The first two hosts have a guest each.
 func newRelayTest(t *testing.T, names ...string) *relayTest {
 	r := &relayTest{t: t, core: New(Config{Term: 1, Began: time.Unix(1000, 0), NoSharing: true, Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return nil, time.Time{} }}),
 		world: World{Objects: NoObjects(), Reports: Captured{}, Now: time.Unix(2000, 0)}, orders: map[string]*v1.HostWanted{}}
@@ -39,7 +39,7 @@ func newRelayTest(t *testing.T, names ...string) *relayTest {
 	return r
 }
 
-// host changes what is stored of a host.
+// host changes the stored object of a host.
 func (r *relayTest) host(name string, change func(h *v1.Host)) {
 	h := proto.CloneOf(r.world.Hosts[name])
 	change(h)
@@ -52,7 +52,8 @@ func (r *relayTest) host(name string, change func(h *v1.Host)) {
 	r.world.Objects = &o
 }
 
-// report has a host report paths: "b1" is silent, "b1 by c1" is silent by a relay, "+c1" answers probes, "++b1" does so steadily.
+// report makes a host report paths: "b1" is silent, "b1 by c1" is silent by a relay, "+c1" answers probes, "++b1" does so
+// steadily.
 func (r *relayTest) report(host string, paths ...string) {
 	report := &v1.HostObserved{Info: r.world.Hosts[host].Info}
 	for _, text := range paths {
@@ -71,7 +72,7 @@ func (r *relayTest) report(host string, paths ...string) {
 	r.world.Reports = reports
 }
 
-// leave has a host's connection end now.
+// leave ends a host's connection now.
 func (r *relayTest) leave(host string) {
 	reports := Captured{}
 	for name, seen := range r.world.Reports {
@@ -81,7 +82,7 @@ func (r *relayTest) leave(host string) {
 	r.world.Reports = reports
 }
 
-// pass decides after a time, and makes the changes.
+// pass makes a decision after a time, and makes its changes.
 func (r *relayTest) pass(after time.Duration) {
 	r.t.Helper()
 	r.world.Now = r.world.Now.Add(after)
@@ -117,7 +118,7 @@ func TestHostsThatDoNotHearEachOtherGetARelay(t *testing.T) {
 	r := newRelayTest(t, "a1", "b1", "a2", "c1", "c2")
 	r.report("a1", "b1")
 	r.pass(0)
-	r.relays() // b1 may just have been started anew
+	r.relays() // b1's agent may just be restarting
 	r.report("b1", "a1")
 	r.pass(time.Second)
 	r.relays() // no host is known to answer
@@ -131,7 +132,7 @@ func TestHostsThatDoNotHearEachOtherGetARelay(t *testing.T) {
 	r.report("a1", "b1", "+c1", "+a2", "+c2")
 	r.report("b1", "a1", "+c2")
 	r.pass(time.Second)
-	r.relays("a1 b1 c2") // the only one that both reach
+	r.relays("a1 b1 c2") // the only host that both reach
 	if at := r.orders["a1"].Network.Peers[0]; at.Relay != "c2" || at.RelayAddress != "192.0.2.5:7074" {
 		t.Errorf("a1 is told %v", at)
 	}
@@ -161,7 +162,7 @@ func TestTheRelayIsOfASiteOfTheTwoAndNotDrained(t *testing.T) {
 	r.report("c1", "+a1", "+b2", "+b3")
 	r.pass(0)
 	r.pass(time.Second)
-	r.relays("b1 c1 b2") // though nobody has found out that they do not hear each other: they only dial out
+	r.relays("b1 c1 b2") // both only dial out, so no host needs to report silence
 	r.host("b2", func(h *v1.Host) { h.Draining = true })
 	r.pass(time.Second)
 	r.relays("b1 c1 b3")
@@ -179,14 +180,14 @@ func TestARelayThatIsGoneIsReplaced(t *testing.T) {
 	r.relays("a1 b1 c1")
 	r.leave("c1")
 	r.pass(relayGone - time.Second)
-	r.relays("a1 b1 c1") // its agent may be started anew
+	r.relays("a1 b1 c1") // c1's agent may be restarting
 	r.pass(2 * time.Second)
 	r.relays("a1 b1 d1")
 	r.report("c1")
 	r.leave("d1")
 	r.leave("b1")
 	r.pass(time.Minute)
-	r.relays("a1 b1 d1") // b1 would not be told
+	r.relays("a1 b1 d1") // b1 would not learn of it
 }
 
 func TestARelayThatPassesNothingIsReplacedAfterAPause(t *testing.T) {
@@ -198,7 +199,7 @@ func TestARelayThatPassesNothingIsReplacedAfterAPause(t *testing.T) {
 	r.relays("a1 b1 c1")
 	r.report("a1", "b1 by c1", "+c1", "+d1")
 	r.pass(2 * relayPause)
-	r.relays("a1 b1 c1") // only one of them says so
+	r.relays("a1 b1 c1") // only one of them reports silence
 	r.report("b1", "a1 by c1", "+c1", "+d1")
 	r.pass(time.Second)
 	r.relays("a1 b1 d1")

@@ -23,7 +23,8 @@ func ending(c *v1.Cluster) bool {
 	return c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING
 }
 
-// restoring reports whether a cluster's guests must not run because it is being restored; or a volume must not be used.
+// restoring reports whether a cluster is being restored, so that its guests must not run, or a volume, so that nobody may
+// use it.
 func restoring(of origin) bool {
 	state := of.GetRestore().GetState()
 	return state == v1.RestoreState_RESTORE_STATE_ENDING || state == v1.RestoreState_RESTORE_STATE_RESTORING
@@ -58,7 +59,7 @@ func memberOf(c *v1.Checkpoint, g *v1.Guest) *v1.CheckpointMember {
 
 // restores takes a step for each cluster that is being restored.
 func (p *pass) restores() {
-	var free *room // what clusters that are restored already leave; nil: not known yet
+	var free *room // what the clusters being restored leave of the hosts' resources; nil: not known yet
 	for _, name := range sortedKeys(p.Clusters) {
 		cluster := p.Clusters[name]
 		if !restoring(cluster) || cluster.Meta.Deleting != nil || p.full() || p.changed(cluster) {
@@ -95,8 +96,8 @@ func (p *pass) unclaimed() *room {
 	return free
 }
 
-// claim takes resources for those guests of a cluster that have no host yet, if all of them have a place. Otherwise it returns a guest
-// that has none, and why.
+// claim takes resources for the guests of a cluster that have no host yet, if all of them have a place. Otherwise it returns
+// a guest without a place, and why.
 func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, free *room) (without *v1.Guest, why string) {
 	type place struct {
 		host  string
@@ -128,8 +129,8 @@ func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoin
 	return nil, ""
 }
 
-// restoreEnded begins to restore a cluster of which no copy is left, when all its guests have a place: those that had one before the
-// others would hold it, and might keep another cluster from being whole.
+// restoreEnded begins to restore a cluster of which no copy is left, when all its guests have a place. Guests placed one by
+// one would hold resources, and might keep another cluster from being complete.
 func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room) {
 	from := p.Checkpoints[cluster.Restore.Checkpoint]
 	if without, why := p.claim(cluster, guests, from, free); without != nil {
@@ -154,9 +155,10 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	for _, g := range guests {
 		switch {
 		case removing(g):
-		case p.wentOn(g):
-			// All were there before one was let go on, and the store has forgotten that: an older copy of it was put back.
-			p.goOn(cluster, from)
+		case p.runsUnderGrant(g):
+			// No guest is let go before all are restored. So the restore was complete, and the store has forgotten that: an
+			// older copy of it was put back.
+			p.finishRestore(cluster, from)
 			return
 		case g.Stopped:
 			p.restoreFailed(cluster, guests, nil, fmt.Sprintf("guest %s was stopped", g.Meta.Name))
@@ -172,7 +174,7 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 		}
 	}
 	if whole {
-		p.goOn(cluster, from)
+		p.finishRestore(cluster, from)
 		return
 	}
 	if file := p.outOfReach(cluster, guests, from); file != "" && cluster.Restore.Losses > 0 && p.olderInReach(cluster, guests, from) != nil {
@@ -180,11 +182,12 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	}
 }
 
-// filesAway is how long a file may be out of reach before a cluster that was lost goes back to an older checkpoint. A person who asks for
-// a checkpoint gets that one, when its hosts are back.
+// filesAway is how long a file may be out of reach before a cluster that has lost a guest goes back to an older checkpoint.
+// A restore that a person asked for waits until the hosts of its checkpoint are back.
 const filesAway = time.Minute
 
-// outOfReach names a guest that is not restored yet, or the volume, of which a file is out of reach; empty: none is.
+// outOfReach names a guest that is not restored yet, or the volume, if one of its files is out of reach; empty: there is
+// none.
 func (p *pass) outOfReach(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint) string {
 	missing := func(m *v1.CheckpointMember) bool {
 		return slices.ContainsFunc(p.chainToRestore(from, m), func(f chainFile) bool {
@@ -205,8 +208,8 @@ func (p *pass) outOfReach(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Chec
 	return ""
 }
 
-// olderInReach returns the latest checkpoint before another that is of the same guests, and of which all files are on hosts that are
-// connected; nil: none is.
+// olderInReach returns the latest checkpoint that is older than before, has the same guests, and has all its files on
+// connected hosts; nil: there is none.
 func (p *pass) olderInReach(cluster *v1.Cluster, guests []*v1.Guest, before *v1.Checkpoint) *v1.Checkpoint {
 	for c := latestCheckpoint(p.Objects, cluster, before); c != nil; c = latestCheckpoint(p.Objects, cluster, c) {
 		away := slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
@@ -228,15 +231,8 @@ func (p *pass) restored(g *v1.Guest) bool {
 	return g.Host != "" && connected && p.current(g.Host) && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVED
 }
 
-// wentOn reports whether a guest runs under its grant.
-func (p *pass) wentOn(g *v1.Guest) bool {
-	report, _, connected := p.Observed(g.Host)
-	seen := GuestOn(report, g.Meta.Uid)
-	return g.Host != "" && connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
-}
-
-// goOn ends a restore: the guests' grants let them run. Runs go back to how they were.
-func (p *pass) goOn(cluster *v1.Cluster, from *v1.Checkpoint) {
+// finishRestore ends a restore: the guests' grants let them run. Runs go back to how they were.
+func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	update := proto.CloneOf(cluster)
 	update.Restore.State, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now)
 	var c Change
@@ -247,8 +243,8 @@ func (p *pass) goOn(cluster *v1.Cluster, from *v1.Checkpoint) {
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
-// rewind puts runs back to how they were when a checkpoint was taken: those that ran then run again, and those that have begun
-// since are over.
+// rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again, unless they are
+// cancelled; runs that have begun since have failed.
 func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 	ran := map[string]bool{}
 	for _, r := range from.Runs {
@@ -277,8 +273,8 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 	}
 }
 
-// restoreFailed gives a restore up: an older checkpoint is tried, or the guests are stopped. from is the checkpoint that could
-// not be restored; nil: no other is to be tried.
+// restoreFailed gives up a restore: it tries an older checkpoint, or stops the guests. from is the checkpoint that could not
+// be restored; nil: no other checkpoint is tried.
 func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, why string) {
 	for _, g := range guests {
 		if p.changed(g) {
@@ -339,7 +335,7 @@ func sameMembers(c *v1.Checkpoint, guests []*v1.Guest) string {
 	return ""
 }
 
-// restoreOrder returns from what a host restores a guest.
+// restoreOrder returns the order from what a host restores a guest; nil: none.
 func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 	c := p.restoredFrom(g)
 	m := memberOf(c, g)
@@ -358,7 +354,8 @@ func (p *pass) orderToRestore(of origin, c *v1.Checkpoint, m *v1.CheckpointMembe
 	return order
 }
 
-// restoreRequest returns the request for a host that restores a guest: one that has the platform in which the guest was saved.
+// restoreRequest returns the request for a host that restores a guest. The host must have the platform in which the guest
+// was saved.
 func (p *pass) restoreRequest(g *v1.Guest, cluster *v1.Cluster, m *v1.CheckpointMember) *placement.Request {
 	saved, source := &v1.Guest{Meta: g.Meta, Platform: m.Platform, LeaseMs: g.LeaseMs}, p.Hosts[m.Host].GetInfo()
 	return &placement.Request{

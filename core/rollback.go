@@ -71,8 +71,8 @@ func contradicts(terms []*v1.Term, s *v1.Stamp) string {
 	return ""
 }
 
-// Hold returns a manager's hold with the evidence that was found, and which of it is new: a host's first, or a stamp that
-// differs from the one that the hold keeps of that host. hold is the present one and stays as it is; nil: none.
+// Hold returns a manager's hold with the evidence that was found, and the new part of that evidence: the first stamp of a
+// host, or a stamp that differs from the host's stamp in the hold. hold is the present one and stays as it is; nil: none.
 func Hold(hold *v1.Hold, found []Evidence) (update *v1.Hold, fresh []Evidence) {
 	update = proto.CloneOf(hold)
 	if update == nil {

@@ -56,8 +56,8 @@ func TestRolledBack(t *testing.T) {
 	}
 }
 
-// A copy is taken at revision 60, in term 2, and put back when the real history has come further. However little was written
-// in between, as soon as a host has taken up an order that rests on it the two are told apart.
+// A copy is taken at revision 60, in term 2, and put back when the real history is further. Even if little was written in
+// between, the two histories are told apart as soon as a host has taken up an order that rests on the difference.
 func TestEveryLostRevisionIsNoticed(t *testing.T) {
 	for lost := int64(61); lost < 70; lost++ {
 		restored := []*v1.Term{begunTerm(1, "a", 10), begunTerm(2, "b", 50), begunTerm(3, "new", 61)}

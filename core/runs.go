@@ -155,7 +155,7 @@ func lostMessage(guest string) string {
 func (p *pass) begunRun(run *v1.Run) {
 	seen, lost := p.World.Runs[run.Meta.Uid], lostGuest(p.Objects, run)
 	if seen.Restores != run.Restores {
-		seen = RunSeen{} // it is about what the run did before it went back
+		seen = RunSeen{} // it describes the run before its cluster went back
 	}
 	head := p.Guests[run.Head]
 	starting := run.State == v1.RunState_RUN_STATE_STARTING
@@ -201,14 +201,14 @@ func (p *pass) waitsForCluster(run *v1.Run) bool {
 	if cluster == nil || !IsRunOf(run, cluster) {
 		return false
 	}
-	why, waits := p.comesBack(cluster)
+	why, waits := p.expectsRestore(cluster)
 	if waits {
 		p.say(run, why)
 	}
 	return waits
 }
 
-// follow orders to follow a run. If the run is cancelled or has lost a guest, it also orders the next signal: a
+// follow adds the order to follow a run. If the run is cancelled or has lost a guest, it also orders the next signal: a
 // launcher notices a lost guest only when it sends to it.
 func (p *pass) follow(run *v1.Run, seen RunSeen, lost string) {
 	order := RunOrder{Run: run}

@@ -30,7 +30,7 @@ func TestARunLosesGuestsThatEndNotThoseThatMove(t *testing.T) {
 	}
 }
 
-// A run that is to end is sent signals that get harsher, no faster than it may take to end.
+// A run that is to end gets harsher and harsher signals, with a pause after each.
 func TestARunThatIsCancelledIsSentSignals(t *testing.T) {
 	run := &v1.Run{Meta: &v1.Meta{Name: "r", Uid: "r"}, State: v1.RunState_RUN_STATE_RUNNING, Cancel: true, Spec: &v1.RunSpec{Cluster: "md"}, Head: "md-0", HeadUid: "u",
 		StartedEpochs: map[string]uint64{"md-0": 1}}

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// sameNetwork and sameRest look at each field by itself, so a new field has to be added there.
+// sameNetwork and sameRest compare each field by itself, so a new field must be added there.
 func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 	for _, c := range []struct {
 		message proto.Message

@@ -240,8 +240,8 @@ func (p *sharePass) host(name string) *sharer {
 	return p.hosts[i]
 }
 
-// add adds orders about a blob to a host's. For a template's blob, the host may already have orders because of a reader
-// in another site.
+// add adds orders about a blob to a host's orders. For a template's blob, the host may already have orders because of a
+// reader in another site.
 func (p *sharePass) add(h *sharer, share *v1.BlobShare) {
 	if before := h.shares[share.Digest]; before != nil {
 		share.Readers = append(share.Readers, before.Readers...)

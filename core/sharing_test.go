@@ -11,7 +11,7 @@ import (
 	"watari/sharing"
 )
 
-// shareTest is hosts that want one image, whose reports a test writes.
+// shareTest has hosts that want one image. A test writes their reports.
 type shareTest struct {
 	t     *testing.T
 	core  *Core
@@ -28,7 +28,7 @@ type shareHost struct {
 
 const root = "sha256:root"
 
-// newShareTest has all hosts in trust group admin, and wanting an image whose kernel and initrd they have.
+// newShareTest puts all hosts into trust group admin. They want an image and have its kernel and initrd.
 func newShareTest(t *testing.T, names ...string) *shareTest {
 	s := &shareTest{t: t, core: New(Config{}), world: &World{Objects: NoObjects(), Now: time.Unix(1000, 0)}, hosts: map[string]*shareHost{}}
 	for _, name := range names {
@@ -41,7 +41,7 @@ func newShareTest(t *testing.T, names ...string) *shareTest {
 	return s
 }
 
-// blob has a host report a blob, in the place of what it reported of it before.
+// blob makes a host report a blob. The report replaces the host's earlier report of the blob.
 func (s *shareTest) blob(host, digest string, whole bool, have uint64) {
 	report := s.hosts[host].report
 	report.Blobs = slices.DeleteFunc(report.Blobs, func(b *v1.BlobObserved) bool { return b.Digest == digest })
@@ -53,7 +53,7 @@ func (s *shareTest) template(host string, t *v1.TemplateObserved) {
 	s.hosts[host].report.Templates = []*v1.TemplateObserved{t}
 }
 
-// pass decides, and has the orders sent.
+// pass makes a decision, and sends the orders.
 func (s *shareTest) pass() {
 	image := &v1.Image{Digest: "sha256:image", Kernel: &v1.Blob{Digest: "sha256:kernel"}, Initrd: &v1.Blob{Digest: "sha256:initrd"}, Root: &v1.Blob{Digest: root}}
 	s.wanted, s.world.Reports = map[string]*v1.HostWanted{}, map[string]Seen{}
@@ -72,7 +72,7 @@ func (s *shareTest) pass() {
 	}
 }
 
-// orders are all hosts' about blobs and templates.
+// orders returns all hosts' orders about blobs and templates.
 func (s *shareTest) orders() string {
 	var lines []string
 	for name, w := range s.wanted {
@@ -131,7 +131,7 @@ func TestTheChosenHostIsRelievedWhenItStallsOrDies(t *testing.T) {
 	s := newShareTest(t, "a1", "a2", "a3")
 	s.pass()
 	s.blob("a1", root, false, 100)
-	for range 5 { // it goes on, slowly
+	for range 5 { // the transfer goes on, slowly
 		s.world.Now = s.world.Now.Add(sharing.StallTime - time.Second)
 		s.hosts["a1"].report.Blobs[2].HaveBytes++
 		s.expect("a1 goes on", "a1 root from the manager to a2 a3; a2 root from a1; a3 root from a1")
@@ -194,7 +194,8 @@ func TestATemplateIsFetchedFromAnotherSiteByOneHost(t *testing.T) {
 	s.expect("making it takes less", "b1 template make; b2 template wait")
 }
 
-// One host of a site got the image from outside and knows how fast the line is. The first to ask for a template may be another.
+// One host of a site got the image from outside and knows the rate of the line. Another host may be the first to ask for a
+// template.
 func TestASitesLineIsKnownToAllOfItsHosts(t *testing.T) {
 	s := newShareTest(t, "a1", "b1", "b2")
 	for _, name := range []string{"a1", "b1", "b2"} {

@@ -11,8 +11,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// OtherSites is the name of the object for sites that have none. An installation without it is from before sites were objects: there
-// all LANs are trusted.
+// OtherSites is the name of the object for sites that have no own object. An installation without it is older than site
+// objects, and trusts all LANs.
 const OtherSites = "*"
 
 // TrustedLAN reports whether hosts of a site talk to each other without WireGuard.
@@ -26,8 +26,8 @@ func (o *Objects) TrustedLAN(site string) bool {
 	return true
 }
 
-// FirstSites makes the objects of sites where there are none: LANs of sites that have hosts stay trusted, as they were before, and those
-// of later sites are not. The change has no operations if it has been made.
+// FirstSites makes the objects of sites in an installation that has none. LANs of sites with hosts stay trusted, as before;
+// LANs of later sites are not trusted. The change has no operations if the objects exist.
 func FirstSites(o *Objects) (change Change) {
 	if o.Sites[OtherSites] != nil {
 		return change

@@ -19,7 +19,7 @@ func TestALANThatIsNotTrustedIsNotUsedPlain(t *testing.T) {
 		}
 		return w.Peers[0], w.GuardedLan
 	}
-	// An installation from before sites were objects.
+	// An installation that is older than site objects.
 	if peer, guarded := toA2(h.pass(time.Second)); !peer.SameSite || guarded {
 		t.Errorf("before: %v, guarded %v", peer, guarded)
 	}

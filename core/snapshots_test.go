@@ -28,7 +28,7 @@ func alone(t *testing.T, plan *v1.CheckpointPlan) *household {
 	return h
 }
 
-// snapshot lets the hosts carry out a snapshot that has been asked for.
+// snapshot makes the hosts carry out a snapshot that was asked for.
 func (h *household) snapshot(name string) *v1.Checkpoint {
 	h.t.Helper()
 	if c := h.objects.Checkpoints[name]; c == nil || !isSnapshot(c) {
@@ -100,7 +100,7 @@ func TestSnapshotsOfAVolume(t *testing.T) {
 	}
 }
 
-// A volume goes back to a snapshot, on its host or on another one; no cluster gets it before that is done.
+// A volume goes back to a snapshot, on its host or on another one. No cluster gets the volume before that is done.
 func TestAVolumeGoesBackToASnapshot(t *testing.T) {
 	for _, host := range []string{"", "a2", "b1"} {
 		t.Run("to "+host, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestAVolumeGoesBackToASnapshot(t *testing.T) {
 	}
 }
 
-// A volume whose host was removed comes back from its latest snapshot, on another host, when its user asks for that.
+// A volume whose host was removed is restored from its latest snapshot, on another host, when its user asks for that.
 func TestALostVolumeHasSnapshots(t *testing.T) {
 	h := alone(t, nil)
 	c := h.takeSnapshot()
@@ -168,7 +168,7 @@ func TestALostVolumeHasSnapshots(t *testing.T) {
 	}
 }
 
-// A volume that was to get another host stays where it is if the snapshot cannot be read.
+// A volume that was to get another host stays on its host if the snapshot cannot be read.
 func TestAVolumeStaysIfItsSnapshotIsLost(t *testing.T) {
 	h := alone(t, nil)
 	h.takeSnapshot()
@@ -185,7 +185,8 @@ func TestAVolumeStaysIfItsSnapshotIsLost(t *testing.T) {
 	}
 }
 
-// Snapshots of a volume that is deleted are deleted, too; those of one in use are kept apart from its cluster's checkpoints.
+// Snapshots of a deleted volume are deleted, too. Snapshots of a volume in use are kept apart from its cluster's
+// checkpoints.
 func TestSnapshotsEndWithTheirVolume(t *testing.T) {
 	h := alone(t, nil)
 	h.takeSnapshot()

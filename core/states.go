@@ -85,7 +85,7 @@ func unreachable(host string, since time.Time) string {
 	return fmt.Sprintf("host %s has not been reachable since %s", host, since.UTC().Format(time.RFC3339))
 }
 
-// untilLease says how long a guest whose host is out of reach may run on; empty: for any time.
+// untilLease says how long a guest whose host is out of reach may run on; empty: without a limit.
 func untilLease(g *v1.Guest) string {
 	if g.LeaseMs == 0 {
 		return ""

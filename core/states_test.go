@@ -42,7 +42,7 @@ func TestARunsFilesAreNotThoseOfALaterClusterOfTheSameName(t *testing.T) {
 	}
 }
 
-// nobody is connected.
+// nobody is a Reports without a connected host.
 type nobody struct{}
 
 func (nobody) Observed(string) (*v1.HostObserved, time.Time, bool) { return nil, time.Time{}, false }

@@ -1,6 +1,6 @@
 package core
 
-// storage.go - folders of file servers outside that clusters mount, and who may.
+// storage.go - folders of outside file servers that clusters mount, and who may mount them.
 
 import (
 	"net/netip"
@@ -22,12 +22,12 @@ const (
 	maxStorages      = 256
 	// nfsPort is the usual port of NFS 4.
 	nfsPort = 2049
-	// maxMounts of a cluster.
+	// maxMounts bounds the mounts of a cluster.
 	maxMounts = 16
 	maxPath   = 1000
 )
 
-// serverRule is what names and addresses of servers look like.
+// serverRule matches names and addresses of servers.
 var serverRule = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
 
 // systemFolders are folders of a guest's root in which nothing is mounted.
@@ -72,7 +72,7 @@ func checkServer(server string) error {
 	return nil
 }
 
-// checkPath refuses a path that is not absolute, or can be written shorter.
+// checkPath refuses a path that is not absolute or not in its shortest form.
 func checkPath(what, p string) error {
 	if !strings.HasPrefix(p, "/") || path.Clean(p) != p || len(p) > maxPath || printable.Line(p, maxPath) != p {
 		return invalid("%q cannot be %s: give an absolute path without .., such as /data", p, what)
@@ -129,7 +129,7 @@ func (a *Admission) allowedMounts(spec *v1.ClusterSpec) error {
 	return nil
 }
 
-// whyForbidden says why a user may not mount a folder, without telling of what the user may not see.
+// whyForbidden says why a user may not mount a folder, without revealing storage that the user may not see.
 func (a *Admission) whyForbidden(m *v1.Mount) error {
 	writing := proto.CloneOf(m)
 	writing.ReadOnly = true
@@ -217,7 +217,7 @@ func (a *Admission) freeGatewayPort() uint32 {
 	return 0
 }
 
-// ForbidStorage ends that clusters mount a folder. With force, clusters that do lose it.
+// ForbidStorage ends the permission to mount a folder. With force, clusters that mount the folder lose it.
 func (a *Admission) ForbidStorage(name string, force bool) (change Change, err error) {
 	s := a.Storages[name]
 	if s == nil {

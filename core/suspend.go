@@ -1,7 +1,7 @@
 package core
 
-// suspend.go - clusters with guests that have to leave a host whose owner is back, and find no room elsewhere. Such a cluster is saved
-// in a checkpoint, its guests end, and it is restored as soon as hosts have room: its restore waits for that.
+// suspend.go - suspends clusters with guests that have to leave a host whose owner is back, and find no room elsewhere. The
+// cluster is saved in a checkpoint, and its guests end. Its restore waits until hosts have room.
 
 import (
 	"fmt"
@@ -17,11 +17,11 @@ import (
 	"watari/policy"
 )
 
-// suspendAgain is the pause before a cluster is saved again after that has failed.
+// suspendAgain is the pause before a cluster is saved again after a failure.
 const suspendAgain = time.Minute
 
-// suspendCopied is how long a saved cluster's guests stay for its files to be copied to other hosts: the owner may switch the machine
-// off.
+// suspendCopied is how long the guests of a saved cluster wait for its files to be copied to other hosts: the owner may
+// switch the machine off.
 const suspendCopied = 5 * time.Minute
 
 // suspend saves or ends the clusters whose guests have had no place for as long as the policy says.
@@ -57,7 +57,7 @@ func (p *pass) suspend() {
 	}
 }
 
-// stranded reports whether a guest has to leave its host, may do so, and has no place.
+// stranded reports whether a guest has to leave its host, may do so, and finds no place.
 func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 	cluster := p.Clusters[g.Cluster]
 	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
@@ -83,7 +83,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		var c Change
 		c.write(Update, update)
 		c.write(Expect, latest)
-		c.write(Expect, h) // it is withdrawn still
+		c.write(Expect, h) // it is still withdrawn
 		c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is suspended: %s; it goes on from checkpoint %s as soon as hosts have room for all its guests",
 			update.Restore.Reason, latest.Meta.Name)
 		p.propose("suspension of "+cluster.Meta.Name, c)
@@ -107,9 +107,9 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	p.propose(checkpointsKey(cluster), c)
 }
 
-// awaitsCopies reports whether there are hosts to which files of a checkpoint are still to be copied.
+// awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.
 func (p *pass) awaitsCopies(c *v1.Checkpoint) bool {
 	return slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
-		return len(m.File.GetHosts()) < checkpointCopies && p.copyTarget(c, m) != ""
+		return len(m.File.GetHosts()) < copiesOf(c) && p.copyTarget(c, m) != ""
 	})
 }

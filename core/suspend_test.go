@@ -13,14 +13,14 @@ import (
 
 const suspending = ownersOfAll + "harvest: {suspend_after: 2m}\n"
 
-// ownersBack lets the owners of hosts come back, or go away.
+// ownersBack makes the owners of hosts come back, or go away.
 func (h *household) ownersBack(idle float64, hosts ...string) {
 	for _, name := range hosts {
 		h.idle[name] = idle
 	}
 }
 
-// ownerLeaves lets a host's owner leave, and waits until it takes guests again.
+// ownerLeaves makes a host's owner leave, and waits until the host takes guests again.
 func (h *household) ownerLeaves(name string) {
 	h.ownersBack(1000, name)
 	for range 32 {
@@ -91,7 +91,7 @@ func TestAClusterWithoutRoomIsSuspended(t *testing.T) {
 	}
 }
 
-// A suspended cluster takes no place before there is one for each of its guests.
+// A suspended cluster takes no resources before there is room for all of its guests.
 func TestASuspendedClusterWaitsForRoomForAll(t *testing.T) {
 	h := suspended(t, 10) // of 1 GiB each; a host has 8
 	h.ownerLeaves("b1")
@@ -108,7 +108,7 @@ func TestASuspendedClusterWaitsForRoomForAll(t *testing.T) {
 	}
 }
 
-// Two suspended clusters do not take the room of each other.
+// Two suspended clusters do not take each other's room.
 func TestClustersAreRestoredOneAfterTheOther(t *testing.T) {
 	h := suspended(t, 5)
 	cluster := proto.CloneOf(h.objects.Clusters["md"])
@@ -134,7 +134,8 @@ func TestClustersAreRestoredOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// A cluster whose files can be copied to other hosts is not suspended before they are; in the end it is, all the same.
+// A cluster is not suspended before its files are copied to other hosts, but after suspendCopied it is suspended all the
+// same.
 func TestFilesAreCopiedBeforeAClusterIsSuspended(t *testing.T) {
 	h := newHousehold(t, suspending, 1)
 	h.objects.Clusters["md"].CheckpointRecipient = "public"

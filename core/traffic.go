@@ -15,8 +15,8 @@ import (
 // Traffic returns what a guest sends to others now, bytes per second, by their uids. nil: nothing is measured.
 type Traffic func(uid string) map[string]float64
 
-// Talked calls add for what the guests of a host's sample have sent to guests of their clusters, and takes that out of the
-// sample. A host can speak only for guests that it has been granted, and of guests that exist.
+// Talked calls add for the bytes that the guests of a host's sample have sent to guests of their clusters, and removes them
+// from the sample. It ignores guests whose grant the host does not hold, and receivers that do not exist.
 func Talked(s *Objects, host string, sample *v1.HostSample, add func(from, to string, bytes uint64)) {
 	for _, told := range sample.Guests {
 		peers := told.Peers

@@ -1,6 +1,7 @@
 package core
 
-// verify.go - verifications of checkpoints: all hosts that have its files read them again, and one of them restores a guest on trial.
+// verify.go - verifies checkpoints: all hosts that have the files of a checkpoint read them again, and one host restores a
+// guest on trial.
 
 import (
 	"cmp"
@@ -18,7 +19,7 @@ import (
 	"watari/placement"
 )
 
-// verifyEvery is how often the latest checkpoint of a cluster or a volume is verified unasked.
+// verifyEvery is how often the latest checkpoint of a cluster or a volume is verified automatically.
 const verifyEvery = 7 * 24 * time.Hour
 
 // verifying reports whether a checkpoint is being verified.
@@ -47,7 +48,8 @@ func (a *Admission) VerifyCheckpoint(name string) (change Change, err error) {
 	return change, nil
 }
 
-// verify takes a step of the verification of a checkpoint that is done, or begins one that is due. It changes now, the new record.
+// verify takes a step of the verification of a checkpoint that is done, or begins a verification that is due. It changes
+// now, the new record.
 func (p *pass) verify(change *Change, now *v1.Checkpoint) {
 	v := now.Verification
 	of := originOf(p.Objects, now)
@@ -143,7 +145,8 @@ func (p *pass) verified(change *Change, of origin, now *v1.Checkpoint, state v1.
 	change.write(Update, of)
 }
 
-// trialHost chooses a guest without a volume, and a host that has its files, room, and its platform. If there is none, it says why.
+// trialHost chooses a guest without a volume, and a host that has the guest's files, room, and platform. If there is none,
+// it says why.
 func (p *pass) trialHost(c *v1.Checkpoint) (guest *v1.CheckpointMember, host, why string) {
 	if len(c.Members) == 0 {
 		return nil, "", ""
@@ -172,7 +175,7 @@ func (p *pass) trialHost(c *v1.Checkpoint) (guest *v1.CheckpointMember, host, wh
 	return nil, "", "no guest was restored on trial: no host that has its files has room"
 }
 
-// verifiesFor returns the verification for which the file of a member of a checkpoint is to be read; empty: none.
+// verifiesFor returns the id of the verification that needs a member's file of a checkpoint read again; empty: none.
 func (p *pass) verifiesFor(c *v1.Checkpoint, m *v1.CheckpointMember) (id string) {
 	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		if verifying(other) && p.needs(other, fileMember(other, m.GuestUid), c) {
@@ -182,8 +185,8 @@ func (p *pass) verifiesFor(c *v1.Checkpoint, m *v1.CheckpointMember) (id string)
 	return id
 }
 
-// fetchedFor returns for what the file of a member of a checkpoint is to be read, because hosts are to fetch it: what they get of a damaged
-// file they throw away, and the host that has it would not know. Empty: none are.
+// fetchedFor returns why a member's file of a checkpoint is read again: hosts are to fetch it. They discard what they fetch
+// of a damaged file, and the host that has the file would not learn of the damage. Empty: no host fetches the file.
 func (p *pass) fetchedFor(c *v1.Checkpoint, m *v1.CheckpointMember) string {
 	fetchers := p.fetchers(c, m)
 	if len(fetchers) == 0 {

@@ -14,7 +14,7 @@ import (
 	"watari/checkpoint"
 )
 
-// toVerify is a household whose cluster has a checkpoint with files on a1, which is to be verified.
+// toVerify is a household with a cluster whose checkpoint has its files on a1 and is to be verified.
 func toVerify(t *testing.T) *household {
 	h := inUse(t)
 	h.withVolume()
@@ -23,7 +23,7 @@ func toVerify(t *testing.T) *household {
 	return h
 }
 
-// sees changes what a host reports of its files.
+// sees changes a host's report of its files.
 func (h *household) sees(host string, change func(o *v1.CheckpointObserved)) {
 	for i, o := range h.files[host] {
 		o = proto.CloneOf(o)
@@ -32,7 +32,7 @@ func (h *household) sees(host string, change func(o *v1.CheckpointObserved)) {
 	}
 }
 
-// trials returns the guests that hosts are to restore on trial.
+// trials returns the guests that hosts are ordered to restore on trial.
 func trials(orders map[string]*v1.HostWanted) (list []string) {
 	for _, host := range sortedKeys(orders) {
 		for _, w := range orders[host].GetCheckpoints() {
@@ -102,7 +102,7 @@ func TestAVerificationThatFails(t *testing.T) {
 	}
 }
 
-// If no host has room, the files are read, and that is all.
+// If no host has room, the verification only reads the files.
 func TestAVerificationWithoutATrial(t *testing.T) {
 	h := toVerify(t)
 	host := proto.CloneOf(h.objects.Hosts["a1"])
@@ -117,7 +117,7 @@ func TestAVerificationWithoutATrial(t *testing.T) {
 	}
 }
 
-// The host of a trial goes away: all begins again, and nothing waits for it.
+// If the host of a trial goes away, the verification begins again, and nothing waits for that host.
 func TestAVerificationWhoseHostIsLost(t *testing.T) {
 	h := toVerify(t)
 	h.pass(time.Second)
@@ -131,7 +131,7 @@ func TestAVerificationWhoseHostIsLost(t *testing.T) {
 	}
 }
 
-// The latest checkpoint is verified once a week; others are not, nor is one that has just been.
+// The latest checkpoint is verified once a week. Other checkpoints, and one that was just verified, are not.
 func TestCheckpointsAreVerifiedEveryWeek(t *testing.T) {
 	h := inUse(t)
 	h.withVolume()

@@ -36,8 +36,8 @@ func (p *pass) volumes() {
 	}
 }
 
-// adoptVolumes makes the records again of volumes that hosts have and the store does not know: an older copy of it was put back, or
-// their host was removed as lost and has joined again.
+// adoptVolumes makes records for volumes that hosts have and the store does not know. Either an older copy of the store was
+// put back, or a host that was removed as lost has joined again.
 func (p *pass) adoptVolumes() {
 	var known map[string]*v1.Volume
 	for _, host := range sortedKeys(p.Hosts) {
@@ -54,7 +54,7 @@ func (p *pass) adoptVolumes() {
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
 			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) && p.sealed(host, o) {
-				p.adoptHost(v, host, f.GetGeneration())
+				p.recordNewHost(v, host, f.GetGeneration())
 			}
 			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
 				continue
@@ -73,13 +73,14 @@ func (p *pass) adoptVolumes() {
 	}
 }
 
-// sealed reports whether the manager has told a host what it reports of a volume. Any host could say that it has any volume.
+// sealed reports whether a host's facts about a volume come from the manager. Without a seal, any host could claim any
+// volume.
 func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())
 }
 
-// adoptHost notes that a volume has got another host, which the store has forgotten: an older copy of it was put back.
-func (p *pass) adoptHost(v *v1.Volume, host string, generation uint64) {
+// recordNewHost records that a volume has another host. The store has forgotten that, because an older copy of it was put back.
+func (p *pass) recordNewHost(v *v1.Volume, host string, generation uint64) {
 	update := proto.CloneOf(v)
 	update.Host, update.Generation = host, generation
 	var c Change
@@ -88,8 +89,8 @@ func (p *pass) adoptHost(v *v1.Volume, host string, generation uint64) {
 	p.propose("volume/"+v.Meta.Name, c)
 }
 
-// volumeUsers returns the clusters that use volumes by their specifications, by the volumes' names. The records of the volumes say the
-// same, unless an older copy of the store was put back.
+// volumeUsers returns the clusters whose specifications name volumes, by the volumes' names. The volumes' records agree,
+// unless an older copy of the store was put back.
 func (p *pass) volumeUsers() map[string]*v1.Cluster {
 	users := map[string]*v1.Cluster{}
 	for name, c := range p.Clusters {
@@ -117,15 +118,15 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	seen := volumeOn(report, v.Meta.Uid)
 	host := p.Hosts[v.Host]
 	switch {
-	case v.Meta.Deleting == nil && p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:
-		p.rehome(&c, v, update)
-	case v.Meta.Deleting == nil && restoring(v) && p.volumePutBack(&c, v, update):
+	case v.Meta.Deleting == nil && p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:
+		p.replaceHost(&c, v, update)
+	case v.Meta.Deleting == nil && restoring(v) && p.endVolumeRestore(&c, v, update):
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
 		return
 	case v.Meta.Deleting != nil:
-	case v.Host == "" && !p.complete(): // one that is expected may have it: an older copy of the store was put back
+	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
 		if update.Host = p.hostWith(v.Meta.Uid); update.Host == "" {
 			update.Host, update.Message = p.volumeHost(v)
@@ -155,15 +156,16 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	p.loseVolume(v)
 }
 
-// rehomeAfter is how long a volume's host is out of reach before the volume is restored on another one.
-const rehomeAfter = time.Minute
+// replaceHostAfter is how long a volume's host is out of reach before the volume is restored on another host.
+const replaceHostAfter = time.Minute
 
-// volumeAway is away for a volume's host.
+// volumeAway is away for a volume's host; false: the volume has no host.
 func (p *pass) volumeAway(v *v1.Volume, long time.Duration) bool {
 	return v.Host != "" && p.away(v.Host, long)
 }
 
-// away reports whether a host was removed, or has been out of reach for so long. If it is out of reach for less, the pass is repeated in time.
+// away reports whether a host was removed, or has been out of reach for at least long. If it is out of reach for less, away
+// has the pass repeated in time.
 func (p *pass) away(host string, long time.Duration) bool {
 	_, since, connected := p.Observed(host)
 	switch {
@@ -182,8 +184,8 @@ func (p *pass) away(host string, long time.Duration) bool {
 	return true
 }
 
-// volumeLost reports whether a volume's host counts as lost: it was removed, or it is out of reach for longer than the lease of the guest
-// that uses the volume. Without a lease nobody has said that the cluster is not to wait.
+// volumeLost reports whether a volume's host counts as lost: it was removed, or it has been out of reach for longer than
+// replaceHostAfter and the lease of the guest that uses the volume. Without a lease, the cluster waits for the host.
 func (p *pass) volumeLost(v *v1.Volume) bool {
 	lease := time.Duration(0)
 	for g := range p.index.ofCluster[v.Cluster] {
@@ -191,12 +193,12 @@ func (p *pass) volumeLost(v *v1.Volume) bool {
 			lease = leaseLength(g)
 		}
 	}
-	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, rehomeAfter))
+	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, replaceHostAfter))
 }
 
-// rehome gives a volume that is being restored another host. No guest uses it, and what the host before has is older than the checkpoint is
-// to be.
-func (p *pass) rehome(c *Change, v, update *v1.Volume) {
+// replaceHost gives a volume that is being restored another host. No guest uses the volume, and the disk on the host before is
+// out of date.
+func (p *pass) replaceHost(c *Change, v, update *v1.Volume) {
 	host, why := p.volumeHost(v)
 	if host == "" {
 		update.Message = fmt.Sprintf("host %s, which has it, is out of reach, and %s", v.Host, why)
@@ -219,7 +221,7 @@ func (p *pass) volumeRestoredFrom(v *v1.Volume) *v1.Checkpoint {
 	return nil
 }
 
-// volumeRestores returns what is being restored, and a volume with it: its cluster, or the volume alone; nil: neither is.
+// volumeRestores returns the cluster or the volume whose restore puts a volume back; nil: there is none.
 func (p *pass) volumeRestores(v *v1.Volume) origin {
 	cluster := p.Clusters[v.GetCluster()]
 	switch {
@@ -232,9 +234,9 @@ func (p *pass) volumeRestores(v *v1.Volume) origin {
 	return nil
 }
 
-// volumePutBack ends the return of a volume to a snapshot when its host has done it, or when the snapshot cannot be read any more. It reports
-// whether it has.
-func (p *pass) volumePutBack(c *Change, v, update *v1.Volume) bool {
+// endVolumeRestore ends the restore of a volume from a snapshot when its host has put the volume back, or when the snapshot
+// cannot be read any more. It reports whether the restore has ended.
+func (p *pass) endVolumeRestore(c *Change, v, update *v1.Volume) bool {
 	from := p.beingRestoredFrom(v)
 	report, _, connected := p.Observed(v.Host)
 	seen := volumeOn(report, v.Meta.Uid)
@@ -244,7 +246,7 @@ func (p *pass) volumePutBack(c *Change, v, update *v1.Volume) bool {
 		c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "is back at snapshot %s, on host %s", v.Restore.Checkpoint, v.Host)
 	case from == nil || from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		why := cmp.Or(from.GetMessage(), "the snapshot was deleted")
-		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && !seen.GetReady() { // the host that was to get it has not
+		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && !seen.GetReady() { // its new host has not made it
 			host := p.hostWith(v.Meta.Uid)
 			if host == "" {
 				update.Message = fmt.Sprintf("snapshot %s cannot be read (%s), and no host that is connected has the volume", v.Restore.Checkpoint, why)
@@ -262,8 +264,8 @@ func (p *pass) volumePutBack(c *Change, v, update *v1.Volume) bool {
 	return true
 }
 
-// loseVolume lets a cluster go back to its latest checkpoint, if its user wants that, when the host of its volume stays out of reach: its
-// guests wait for the disk, wherever they are.
+// loseVolume lets a cluster go back to its latest checkpoint when the host of its volume is lost, if its user wants that.
+// The guests wait for the disk, wherever they are.
 func (p *pass) loseVolume(v *v1.Volume) {
 	cluster := p.Clusters[v.Cluster]
 	if cluster == nil || cluster.Meta.Uid != v.ClusterUid || cluster.Spec.GetOnHostLoss() != v1.OnHostLoss_ON_HOST_LOSS_RESTORE ||
@@ -277,7 +279,7 @@ func (p *pass) loseVolume(v *v1.Volume) {
 	if losses := p.lossesSince(cluster.Restore, from); losses <= lifecycle.MaxRestarts {
 		reason := fmt.Sprintf("host %s, which has volume %s, is out of reach", v.Host, v.Meta.Name)
 		var c Change
-		p.goBack(&c, cluster, from, reason, losses)
+		p.beginRestore(&c, cluster, from, reason, losses)
 		p.propose("restore of "+cluster.Meta.Name, c)
 	}
 }
@@ -305,11 +307,11 @@ func volumeOn(report *v1.HostObserved, uid string) *v1.VolumeObserved {
 	return nil
 }
 
-// volumeSlack is what a new volume must leave free of a host's disk, in bytes.
+// volumeSlack is the space on a host's disk that a new volume must leave free, in bytes.
 const volumeSlack = 1 << 30
 
-// volumeHost chooses the host for a new volume: one that nobody has lent out, if there is one, with the most room. Otherwise it says
-// why there is none.
+// volumeHost chooses the host for a new volume: the one with the most room, but a lent host only if no other has room. If
+// there is none, it says why.
 func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
 	var room uint64
 	for _, name := range sortedKeys(p.Hosts) {
@@ -333,7 +335,7 @@ func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
 	return best, why
 }
 
-// volumeRoom returns how much of a host's disk is free, in bytes, if all its volumes were full.
+// volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes.
 func (p *pass) volumeRoom(host string, report *v1.HostObserved) uint64 {
 	free := report.GetLoad().GetDiskAvailableBytes()
 	for _, v := range p.working.Volumes {
@@ -357,8 +359,8 @@ func volumeOf(s *Objects, g *v1.Guest) *v1.Volume {
 	return nil
 }
 
-// diskAway says that the host of a guest's volume is out of reach: QEMU at another host could not open the disk, so the guest cannot move.
-// Empty: it is not, or the guest has no volume.
+// diskAway says that the host of a guest's volume is out of reach; empty: it is connected, or the guest has no volume. QEMU
+// on another host could not open the disk, so the guest cannot move.
 func diskAway(s *Objects, r Reports, g *v1.Guest) string {
 	v := volumeOf(s, g)
 	if v == nil {
@@ -389,7 +391,7 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	v := volumeOf(p.Objects, g)
 	switch {
 	case v == nil:
-		return fmt.Sprintf("volume %s, on which the home lies, no longer exists", name)
+		return fmt.Sprintf("volume %s, which has the shared home, no longer exists", name)
 	case v.State != v1.VolumeState_VOLUME_STATE_READY:
 		return fmt.Sprintf("volume %s is not ready: %s", name, cmp.Or(v.Message, "host "+v.Host+" makes it"))
 	}
@@ -398,7 +400,7 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 		return fmt.Sprintf("host %s, which has volume %s, is out of reach", v.Host, name)
 	}
 	if seen := volumeOn(report, v.Meta.Uid); !seen.GetReady() {
-		return fmt.Sprintf("host %s does not serve volume %s: %s", v.Host, name, cmp.Or(seen.GetMessage(), "it is about to"))
+		return fmt.Sprintf("host %s does not serve volume %s: %s", v.Host, name, cmp.Or(seen.GetMessage(), "not yet"))
 	}
 	if from := p.volumeRestoredFrom(v); from != nil && volumeOn(report, v.Meta.Uid).GetRestored() != p.volumeRestores(v).GetRestore().Id {
 		return fmt.Sprintf("host %s puts volume %s back to checkpoint %s", v.Host, name, from.Meta.Name)
@@ -445,7 +447,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	return list
 }
 
-// staleVolumes returns a host's orders to delete disks of volumes that have got another host, and are there.
+// staleVolumes returns a host's orders to delete its out-of-date disks of volumes that are ready on another host.
 func (p *pass) staleVolumes(host string) (list []*v1.VolumeWanted) {
 	report, _, _ := p.Observed(host)
 	for _, o := range report.GetVolumes() {

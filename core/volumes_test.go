@@ -13,7 +13,7 @@ import (
 	"watari/checkpoint"
 )
 
-// volumes returns a household whose hosts keep volumes; a2 alone is not lent.
+// volumes returns a household whose hosts keep volumes; only a2 is not lent.
 func volumes(t *testing.T, guests int) *household {
 	h := newHousehold(t, "", guests)
 	h.volumes = map[string][]*v1.VolumeObserved{}
@@ -38,7 +38,7 @@ func (h *household) ask(do func(a *Admission) (Change, error)) {
 	h.objects = h.objects.Apply(c)
 }
 
-// has lets a host report a volume as ready, with so much of its disk in use.
+// has makes a host report a volume as ready, with so much of its disk in use.
 func (h *household) has(host string, v *v1.Volume, used uint64) {
 	h.volumes[host] = append(h.volumes[host], &v1.VolumeObserved{Uid: v.Meta.Uid, Ready: true, UsedBytes: used,
 		Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, SizeBytes: v.SizeBytes}})
@@ -162,7 +162,7 @@ func TestAGuestWaitsForItsVolume(t *testing.T) {
 	}
 }
 
-// A store that was put back from an older copy does not know the volume, or not that it is in use.
+// A store that was put back from an older copy does not know the volume, or does not know that it is in use.
 func TestAVolumeIsKnownAgain(t *testing.T) {
 	h := inUse(t)
 	forgotten := h.objects.Volumes["data"]
@@ -229,13 +229,13 @@ func TestWhatIsRefusedOfVolumes(t *testing.T) {
 	}
 }
 
-// part is what a host reports of its part in a checkpoint.
+// part is a host's report of its part in a checkpoint.
 func part(uid string, epoch uint64, phase v1.CheckpointPhase) *v1.CheckpointObserved {
 	return &v1.CheckpointObserved{CheckpointId: "uid-md-c1", GuestUid: uid, Epoch: epoch, Phase: phase,
 		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + uid, Size: 1 << 20}, StateBytes: 2 << 20}}
 }
 
-// The copy of the volume begins after all guests have been stopped, and before one of them goes on.
+// The copy of the volume begins after all guests have been stopped, and before any guest goes on.
 func TestAVolumeIsPartOfACheckpoint(t *testing.T) {
 	const prepare, stop, take = v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE
 	h := inUse(t)
@@ -276,7 +276,7 @@ func TestAVolumeIsPartOfACheckpoint(t *testing.T) {
 	}
 }
 
-// withVolume adds a checkpoint of the household's cluster and its volume, whose files are on a1.
+// withVolume adds a checkpoint of the household's cluster and its volume, with files on a1.
 func (h *household) withVolume() {
 	h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
 		c.Volume = &v1.CheckpointMember{Guest: "data", GuestUid: "uid-data", Host: "a2",
@@ -298,7 +298,7 @@ func (h *household) volumeOrder(orders map[string]*v1.HostWanted, host string) *
 	return nil
 }
 
-// The volume is put back first. Only then the guest that uses it has a host, which may use the disk.
+// The volume is put back first. Only then does the guest that uses it get a host, which may use the disk.
 func TestAVolumeIsPutBackBeforeItsGuest(t *testing.T) {
 	h := inUse(t)
 	h.withVolume()
@@ -335,8 +335,8 @@ func TestAVolumeIsPutBackBeforeItsGuest(t *testing.T) {
 	}
 }
 
-// A volume whose host is lost is restored on another host, with its cluster. The host that comes back deletes the disk that it has, and not
-// before the other one is there.
+// A volume whose host is lost is restored on another host, with its cluster. When the lost host comes back, it deletes its
+// disk, but not before the other disk is ready.
 func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	h := inUse(t)
 	h.withVolume()
@@ -390,7 +390,7 @@ func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
 	}
 }
 
-// A volume without a host, because an older copy of the store was put back, is where its disk is.
+// A volume without a host, because an older copy of the store was put back, gets the host that has its disk.
 func TestAVolumeIsWhereItsDiskIs(t *testing.T) {
 	h := volumes(t, 0)
 	v := &v1.Volume{Meta: &v1.Meta{Name: "data", Uid: "uid-data", Owner: "ann"}, SizeBytes: 1 << 30, State: v1.VolumeState_VOLUME_STATE_PENDING}
@@ -401,7 +401,7 @@ func TestAVolumeIsWhereItsDiskIs(t *testing.T) {
 	}
 }
 
-// A volume whose host is out of reach for ever does not have the manager decide without a pause.
+// While a volume's host is out of reach, the manager does not decide without pauses.
 func TestAVolumeThatIsAwayIsLookedAtInTime(t *testing.T) {
 	h := inUse(t)
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)

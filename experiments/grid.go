@@ -1,7 +1,7 @@
 package main
 
-// grid.go - "MPI environment on the grid with virtual machines": MPI programs on virtual machines that are joined over sites by a
-// virtual network, and moved.
+// grid.go - "MPI environment on the grid with virtual machines": MPI programs on virtual machines that a virtual network
+// joins over sites, and that move.
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"watari/bench/system"
 )
 
-// wan is the way between the lab's two sites.
+// wan is the shape of the WAN between the lab's two sites.
 const wan = "10ms,200mbit"
 
 var grid = Paper{
@@ -36,7 +36,7 @@ var grid = Paper{
 	},
 }
 
-// up brings a lab of two sites up.
+// up starts a lab of two sites.
 func up(image, packages string) (*system.System, error) {
 	s, err := system.Up("experiments", wan)
 	if err == nil && image != s.Image {
@@ -45,7 +45,7 @@ func up(image, packages string) (*system.System, error) {
 	return s, err
 }
 
-// pipe is a measurement by NetPIPE.
+// pipe is a result of NetPIPE.
 type pipe struct {
 	points           [][2]float64 // bytes, Mbit/s
 	latency, highest float64      // µs, Mbit/s
@@ -145,7 +145,7 @@ func network(runs int) (*Result, error) {
 	return r, nil
 }
 
-// between runs NetPIPE between two places, and returns its output file.
+// between runs NetPIPE between two places, and returns the content of its output file.
 func between(s *system.System, receiver, sender []string, address string) (string, error) {
 	far := s.Command(context.Background(), append(receiver, "NPtcp", "-u", strconv.Itoa(mostBytes))...)
 	if err := far.Start(); err != nil {
@@ -219,7 +219,7 @@ func programs(runs int) (*Result, error) {
 	return r, nil
 }
 
-// moved is what is read of a migration.
+// moved is the data that is read of a migration.
 type moved struct {
 	State      string
 	TotalMs    float64
@@ -295,7 +295,7 @@ func migrations(runs int) (*Result, error) {
 	return r, nil
 }
 
-// balance runs the benchmark of the balancer, which repeats this experiment, and takes its figures.
+// balance runs the balancer's benchmark, which repeats this experiment, and takes its figures.
 func balance(runs int) (*Result, error) {
 	const path = "build/reports/bench-balance.json"
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -304,7 +304,7 @@ func balance(runs int) (*Result, error) {
 	bench := exec.Command("build/bin/go", "run", "./bench/balance", "-runs", strconv.Itoa(runs))
 	bench.Stdout, bench.Stderr = os.Stdout, os.Stderr
 	failed := bench.Run()
-	// A missed goal is an error of the benchmark, too. Its figures count all the same; it writes them only when they are complete.
+	// A missed goal is also an error of the benchmark. Its figures still count; it writes them only when they are complete.
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, errors.Join(failed, err)

@@ -1,6 +1,6 @@
-// Experiments repeats the experiments of a paper in a lab: real guests, real programs, and the paper's figures beside those of this
-// machine. It writes a report with plots. An experiment whose result is there already is not repeated, so that an interrupted series
-// goes on where it was.
+// Experiments repeats the experiments of a paper in a lab: real guests, real programs, and the paper's figures beside those
+// of this machine. It writes a report with plots. It does not repeat an experiment whose result exists, so that an
+// interrupted series continues where it was.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 // Paper is a paper with its experiments.
 type Paper struct {
 	Name, Title string
-	Hardware    string // that the paper's figures were taken on
+	Hardware    string // hardware of the paper's measurements
 	Experiments []Experiment
 }
 
@@ -28,9 +28,9 @@ type Paper struct {
 type Experiment struct {
 	Name   string
 	Figure string // of the paper, for people
-	What   string // it measures
+	What   string // what it measures
 	Run    func(runs int) (*Result, error)
-	// Missing says why it cannot be run here; empty: it can. nil: it always can.
+	// Missing returns why the experiment cannot be run here; empty: it can. nil: it always can.
 	Missing func() string
 }
 
@@ -41,7 +41,7 @@ type Result struct {
 	// Curves are drawn over a logarithmic axis.
 	Curves []Curve `json:"curves,omitempty"`
 	Axis   Axis    `json:"axis,omitzero"`
-	Note   string  `json:"note"` // what differs from the paper's setting, for people
+	Note   string  `json:"note"` // differences from the paper's setting, for people
 }
 
 // Row is a figure beside the published one.
@@ -94,7 +94,7 @@ func names(papers []Paper) string {
 	return strings.Join(list, ", ")
 }
 
-// repeat runs the experiments that are to be run, and writes the report of all whose results are there.
+// repeat runs the requested experiments, and writes the report of all existing results.
 func repeat(p Paper, only, out string, runs int, again bool) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
@@ -132,7 +132,7 @@ func repeat(p Paper, only, out string, runs int, again bool) error {
 	return errors.Join(failed, render(p, out))
 }
 
-// load reads an experiment's result; nil: it was not run.
+// load reads an experiment's result; nil: there is none.
 func load(out string, e Experiment) (*Result, error) {
 	text, err := os.ReadFile(filepath.Join(out, e.Name+".json"))
 	if errors.Is(err, fs.ErrNotExist) {

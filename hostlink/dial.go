@@ -68,7 +68,7 @@ func serveConn(ctx context.Context, conn net.Conn, handler http.Handler) error {
 			return ctx
 		},
 	}
-	server.Protocols.SetUnencryptedHTTP2(true) // the encryption is below
+	server.Protocols.SetUnencryptedHTTP2(true) // TLS is in a lower layer
 	one := &oneConn{conn: conn, ended: make(chan struct{})}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
@@ -113,7 +113,7 @@ func (l *oneConn) Close() error {
 	return nil
 }
 
-// Addr is the connection's local address.
+// Addr returns the connection's local address.
 func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 
 // watchedConn is a connection whose Close ends its listener.

@@ -29,7 +29,7 @@ const (
 	pingTimeout = 3 * time.Second
 )
 
-// GuestURL is the base URL of requests that an agent passes on to a guest.
+// GuestURL returns the base URL of requests that an agent forwards to a guest.
 func GuestURL(uid string) string { return BaseURL + "/guest/" + uid }
 
 // GuestLimit bounds one message from a guest. A guest's owner may have replaced its agent, so the message may be
@@ -44,7 +44,7 @@ const (
 	removedHeader = "Watari-Removed"
 )
 
-// Refusal says why a manager does not serve an agent.
+// Refusal is why a manager does not serve an agent.
 type Refusal struct {
 	Reason string
 	Leader string // URL of the manager to dial instead; empty: unknown
@@ -54,7 +54,7 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Reason }
 
-// NewTransport is the manager's end: an HTTP/2 client on exactly this connection.
+// NewTransport returns the manager's end: an HTTP/2 client on exactly this connection.
 func NewTransport(conn net.Conn) *http.Transport {
 	var once sync.Once
 	dial := func(context.Context, string, string) (c net.Conn, err error) {
@@ -78,7 +78,7 @@ func NewTransport(conn net.Conn) *http.Transport {
 // plainConn hides from net/http that a connection is a *tls.Conn. Otherwise net/http would examine its ALPN protocol.
 type plainConn struct{ net.Conn }
 
-// Refuse tells an agent why the manager does not serve it, by one request, which Dial answers.
+// Refuse tells an agent why the manager does not serve it. It sends one request, which Dial answers.
 func Refuse(t *http.Transport, reason error) {
 	defer t.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)

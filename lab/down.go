@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Down removes everything of the lab, reports each step to Progress, and returns when all of it is gone. It also
-// removes what a crash left, and does nothing if there is nothing to remove.
+// Down removes everything of the lab, reports each step to Progress, and returns when all of it is gone. It also removes the
+// remains of a crash, and does nothing if there is nothing to remove.
 func (l *Lab) Down(ctx context.Context) error { return Down(ctx, l.Name(), l.progress) }
 
 // Down removes everything of the lab of that name.

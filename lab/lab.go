@@ -2,8 +2,8 @@
 // own libvirt daemon and agent, or a virtual machine (a whole host). Every site is a LAN. A WAN joins the sites; it can
 // be shaped and cut.
 //
-// The names of all parts of a lab derive from the lab's name, or the parts are found by it. So a lab that a crash left
-// half made or half removed can always be completed or removed. See docs/guide/lab.md for what a host sees.
+// All names of a lab's parts derive from the lab's name, and parts without such a name are found by it. So a lab that is
+// partly made or removed after a crash can always be completed or removed. See docs/guide/lab.md for what a host sees.
 package lab
 
 import (
@@ -46,7 +46,7 @@ type Options struct {
 	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each host,
 	// in the order of Hosts) or from TokenFunc.
 	Agent   bool
-	Lent    bool   // hosts that join are lent out: policies heed their owners
+	Lent    bool   // hosts that join are lent out: policies consider their owners
 	Manager string // URL that agents dial; empty: the lab's root end with the port that TokenFunc gives
 	Tokens  []string
 	// TokenFunc makes a join token for a host of that site and returns the manager's port, as "7070" or ":7070".

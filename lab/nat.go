@@ -1,5 +1,5 @@
-// NAT: hosts of a lab that only dial out. Their site's router translates their addresses towards the WAN, and lets nothing in
-// to them that they have not asked for.
+// NAT: hosts of a lab that only dial out. Their site's router translates their addresses towards the WAN, and drops incoming
+// packets that they have not requested.
 
 package lab
 

@@ -1,5 +1,5 @@
-// Shares of CPU time: the processes of each host are in control groups, in which their time is counted, and limited if the
-// host is to be slower than this machine.
+// Shares of CPU time: the processes of each host are in control groups, which count their CPU time, and limit it if the host
+// should be slower than this machine.
 
 package lab
 
@@ -22,8 +22,9 @@ const (
 	cgroupRoot = "/sys/fs/cgroup"
 	// cgroupFolder holds the control groups of all labs.
 	cgroupFolder = "watari-lab"
-	// quotaPeriod is the period of the CPU quota, in microseconds. It is short, because a host stands still for the rest of each period
-	// once its quota is used up, and programs on several such hosts wait for each other. The kernel's usual one is longPeriod.
+	// quotaPeriod is the period of the CPU quota, in microseconds. It is short, because a host pauses for the rest of each
+	// period once its quota is used up, and programs on several such hosts wait for each other. The kernel's default is
+	// longPeriod.
 	quotaPeriod = 20_000
 	longPeriod  = 100_000
 	// minQuota is the smallest quota that the kernel accepts, in microseconds.
@@ -102,8 +103,8 @@ func findHierarchies(root string) hierarchies {
 	return h
 }
 
-// groups returns the paths of the control groups that a host's processes are in, one below each root. Where time is counted in
-// other groups than it is shared out by, hosts that are not alone in one share the lab's: a kernel may let a group wait for
+// groups returns the paths of the control groups of a host's processes, one below each root. If limiting and counting use
+// different hierarchies, a host that is not alone shares the lab's group for limiting: a kernel may let a group wait for
 // seconds while others run (docs/results/README.md), and programs on several hosts wait for each other.
 func (h hierarchies) groups(lab, host string, alone bool) []string {
 	paths := slices.Repeat([]string{groupPath(lab, host)}, len(h.roots))
@@ -113,7 +114,7 @@ func (h hierarchies) groups(lab, host string, alone bool) []string {
 	return paths
 }
 
-// alone reports whether a host's processes are in a group of their own.
+// alone reports whether a host's processes have their own group for limiting.
 func (h hierarchies) alone(lab, host string) bool {
 	if len(h.roots) == 0 {
 		return false
@@ -122,8 +123,8 @@ func (h hierarchies) alone(lab, host string) bool {
 	return err == nil
 }
 
-// prepare makes a host's control groups, with a limit, and moves the host's processes into them; share 0 means no limit. A host
-// with a limit is alone.
+// prepare makes a host's control groups, with a limit, and moves the host's processes into them; share 0 means no limit. A
+// host with a limit is alone.
 func (h hierarchies) prepare(ctx context.Context, lab, host string, share float64, alone bool) error {
 	if len(h.roots) == 0 {
 		if share == 0 {
@@ -136,7 +137,7 @@ func (h hierarchies) prepare(ctx context.Context, lab, host string, share float6
 	for i, root := range h.roots {
 		dir := root
 		for name := range strings.SplitSeq(paths[i], "/") {
-			if h.v2 { // lets the groups below use the controller
+			if h.v2 { // allows the groups below to use the controller
 				if err := writeControl(dir, "cgroup.subtree_control", "+cpu"); err != nil {
 					return err
 				}
@@ -159,7 +160,8 @@ func (h hierarchies) prepare(ctx context.Context, lab, host string, share float6
 	return removeGroup(ctx, filepath.Join(h.roots[0], groupPath(lab, host)), filepath.Join(h.roots[0], paths[0]))
 }
 
-// gather moves the processes that are counted as a host's into the group in which it is alone. New ones may begin meanwhile.
+// gather moves the processes that are counted as a host's into the group in which the host is alone. Meanwhile new processes
+// may begin.
 func (h hierarchies) gather(lab, host string) error {
 	files := h.members(lab, host, true)
 	for range 100 {
@@ -235,9 +237,9 @@ func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err e
 	return removed, err
 }
 
-// removeGroup removes a control group, whose processes have ended or move into another one. It retries until the kernel allows it: a
-// group stays busy for a moment after its last process has ended. It removes the groups below, too: a host's agent has made one for
-// each vCPU of a guest that it slowed down.
+// removeGroup removes a control group. Its processes have ended, or removeGroup moves them to the group into. It retries
+// until the kernel allows the removal: a group stays busy for a moment after its last process has ended. It also removes the
+// groups below, because a host's agent makes one for each vCPU of a guest that it slows down.
 func removeGroup(ctx context.Context, dir, into string) error {
 	return waitFor(ctx, 10*time.Second, "control group "+dir+" to be empty", func() bool {
 		below, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
@@ -245,7 +247,7 @@ func removeGroup(ctx context.Context, dir, into string) error {
 			if into != "" {
 				present, _ := os.ReadFile(file)
 				for pid := range strings.FieldsSeq(string(present)) {
-					_ = os.WriteFile(filepath.Join(into, "cgroup.procs"), []byte(pid), 0) // fails if it has ended
+					_ = os.WriteFile(filepath.Join(into, "cgroup.procs"), []byte(pid), 0) // fails if the process has ended
 				}
 			}
 			_ = os.Remove(filepath.Dir(file))
@@ -273,8 +275,8 @@ func (l *Lab) applyShares(ctx context.Context) error {
 	return nil
 }
 
-// applyShare makes the control groups of one host and sets its limit. A host whose owner is present is alone in a group: its guests
-// make way for the owner there, and not for guests of other hosts.
+// applyShare makes the control groups of one host and sets its limit. A host whose owner is present is alone in its group:
+// there its guests yield to the owner, and not to guests of other hosts.
 func (l *Lab) applyShare(ctx context.Context, host string, present bool) error {
 	if err := findHierarchies(cgroupRoot).prepare(ctx, l.Name(), host, l.state.CPUs[host], present); err != nil {
 		return fmt.Errorf("host %s: %w", host, err)

@@ -1,7 +1,7 @@
 package lab
 
-// userfault.go - lets all QEMUs of this machine use userfaultfd(2) while a lab is up. An agent allows it for the moments in which
-// its own QEMU asks; the agents of a lab share one kernel, and would forbid it each other.
+// userfault.go - lets all QEMUs of this machine use userfaultfd(2) while a lab is up. An agent allows it only while its own
+// QEMU needs it; agents of a lab share one kernel, and would revoke it from each other.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 const userfaultSetting = "/proc/sys/vm/unprivileged_userfaultfd"
 
-// userfaultMark is a file that says that the setting was 0 before the lab came up.
+// userfaultMark is a file whose existence means that the setting was 0 before the lab came up.
 func (l *Lab) userfaultMark() string { return filepath.Join(l.dir, "userfaultfd") }
 
 func (l *Lab) allowUserfaults() error {

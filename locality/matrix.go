@@ -1,5 +1,5 @@
-// Package locality finds moves and swaps of guests that bring those that talk to each other closer together. It is pure:
-// measured traffic and the room on hosts go in, moves come out.
+// Package locality finds moves and swaps that bring guests which talk to each other closer together. It is pure: measured
+// traffic and the room on hosts go in, moves come out.
 package locality
 
 import (
@@ -8,16 +8,15 @@ import (
 )
 
 const (
-	// smoothing is the time over which traffic is averaged. What lies longer back counts exponentially less.
+	// smoothing is the time over which traffic is averaged. Older traffic counts exponentially less.
 	smoothing = time.Minute
-	// maxPeers bounds the peers that are kept of a guest.
+	// maxPeers bounds the peers that are kept for a guest.
 	maxPeers = 64
 	// silent is a rate that counts as none, bytes per second.
 	silent = 1
 )
 
-// Matrix is the traffic between guests, smoothed. Guests are known by uid. The zero Matrix is empty. It is not safe for
-// concurrent use.
+// Matrix is the smoothed traffic between guests, by uid. The zero Matrix is empty. It is not safe for concurrent use.
 type Matrix struct {
 	sent map[string]map[string]average // by sender and receiver
 }
@@ -71,7 +70,7 @@ func (m *Matrix) Sent(from string, now time.Time) map[string]float64 {
 	return rates
 }
 
-// Forget forgets pairs that are silent, and those of guests that do not exist.
+// Forget forgets silent pairs, and pairs of guests that do not exist.
 func (m *Matrix) Forget(exists func(uid string) bool, now time.Time) {
 	for from, peers := range m.sent {
 		for to, a := range peers {

@@ -1,8 +1,8 @@
 package locality
 
-// optimise.go - improves a placement by moves and swaps. As Kernighan and Lin do ("An efficient heuristic procedure for
-// partitioning graphs", 1970), it also takes steps that make it worse, each guest once, and keeps the best placement on the
-// way. So it finds groups of guests that have to move together.
+// optimise.go - improves a placement by moves and swaps. Like the method of Kernighan and Lin ("An efficient heuristic
+// procedure for partitioning graphs", 1970), it also takes steps that make the placement worse, at most one for each guest,
+// and keeps the best placement on the way. So it finds groups of guests that have to move together.
 
 import (
 	"math"
@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// starts is how often the search begins: at first with the present placement, then where its last pass has ended.
+	// starts is how often the search begins: first with the present placement, then where the last pass ended.
 	starts = 4
 	// maxPasses bounds the passes of a search.
 	maxPasses = 12
@@ -21,7 +21,7 @@ const (
 // search is a placement that is being improved.
 type search struct {
 	*Problem
-	hosts   []int // candidates; the indexes below count these
+	hosts   []int // candidates; the indexes below are indexes of this list
 	home    []int // of each guest; -1: nowhere
 	at      []int // of each guest
 	sites   []int // of each host, by number
@@ -106,13 +106,13 @@ func (s *search) count(at []int) (sites, hosts []int) {
 	return sites, hosts
 }
 
-// cost returns what guest i costs on a host, with the others where they are.
+// cost returns the cost of guest i on a host, with the other guests in their places.
 func (s *search) cost(i, h int) float64 {
 	site := s.toSite[i][s.sites[h]]
 	return s.Distance.WAN*(s.all[i]-site) + s.Distance.Site*(site-s.toHost[i][h]) + s.moving[i][h]
 }
 
-// distance is Between, for candidates.
+// distance is Between for indexes of candidates.
 func (s *search) distance(a, b int) float64 { return s.Between(s.hosts[a], s.hosts[b]) }
 
 // step is a move of a guest, or a swap of two.
@@ -188,7 +188,7 @@ func (s *search) put(i, h int) {
 	from, g := s.at[i], &s.Guests[i]
 	s.memory[from] += g.Memory
 	s.vcpus[from] += g.VCPUs
-	s.memory[h] -= g.Memory // a swap borrows for a moment
+	s.memory[h] -= g.Memory // a swap uses this memory twice for a moment
 	s.vcpus[h] -= g.VCPUs
 	s.at[i] = h
 	s.onHost[from]--
@@ -206,8 +206,8 @@ func (s *search) put(i, h int) {
 	}
 }
 
-// pass takes steps until each guest has had one. It returns the best placement on the way, and whether that is better than the
-// first one.
+// pass takes steps until each guest has had one. It returns the best placement on the way, and whether that is better than
+// the first placement.
 func (s *search) pass() (best []int, improved bool) {
 	clear(s.locked)
 	best = slices.Clone(s.at)
@@ -229,7 +229,7 @@ func (s *search) pass() (best []int, improved bool) {
 	return best, improved
 }
 
-// restore puts all guests where a placement has them.
+// restore puts all guests on the hosts of a placement.
 func (s *search) restore(at []int) {
 	for i, h := range at {
 		if h >= 0 && s.at[i] != h {
@@ -238,7 +238,7 @@ func (s *search) restore(at []int) {
 	}
 }
 
-// placement returns a placement with hosts of the problem in the place of candidates.
+// placement translates a placement from indexes of candidates to indexes of the problem's hosts.
 func (s *search) placement(candidates []int) []int {
 	at := make([]int, len(candidates))
 	for i, h := range candidates {
@@ -250,8 +250,8 @@ func (s *search) placement(candidates []int) []int {
 	return at
 }
 
-// Optimise returns a placement that costs less, with the moves that lead there, or the present one. It has room for all
-// guests, but what the moves themselves need is not looked at.
+// Optimise returns a placement that costs less than the present one, including the moves that lead there, or the present
+// one. It has room for all guests, but Optimise does not check the room for the moves themselves.
 func (p *Problem) Optimise() []int {
 	s := newSearch(p)
 	return s.placement(s.optimise())
@@ -263,7 +263,7 @@ func (s *search) optimise() []int {
 		for range maxPasses {
 			found, improved := s.pass()
 			if !improved {
-				break // and begin once more where the pass has ended
+				break // begin again where the pass ended
 			}
 			s.restore(found)
 			if total := s.total(s.placement(found)); total < least*(1-1e-9) {

@@ -34,7 +34,7 @@ func random(r *rand.Rand) *Problem {
 	return p
 }
 
-// valid says why a placement breaks a rule; empty: it does not.
+// valid says which rule a placement breaks; empty: none.
 func (p *Problem) valid(at []int) string {
 	memory, vcpus := make([]uint64, len(p.Hosts)), make([]int, len(p.Hosts))
 	came := make([]bool, len(p.Hosts))
@@ -98,7 +98,7 @@ func (p *Problem) exact() float64 {
 	return best
 }
 
-// On small instances the optimiser comes within 5 % of the exact optimum in at least 95 % of all cases, and never makes a
+// On small instances the optimiser comes within 5 % of the exact optimum in at least 95 % of all cases. It never makes a
 // placement worse or breaks a rule.
 func TestTheOptimiserComesCloseToTheExactOptimum(t *testing.T) {
 	const cases = 600
@@ -177,7 +177,7 @@ func TestThePlansMovesFitOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// two makes two sites with a host each, that have room for so many more guests.
+// two makes two sites with a host each. The hosts have room for so many more guests.
 func two(room ...int) *Problem {
 	return &Problem{Distance: Distance{Site: 1, WAN: 10}, Horizon: 600, LeastGain: 0.1, Hosts: []Host{
 		{Name: "a1", Site: "a", Memory: uint64(room[0]) << 30, VCPUs: 0}, {Name: "b1", Site: "b", Memory: uint64(room[1]) << 30, VCPUs: 0},
@@ -222,7 +222,7 @@ func TestSpreadGuestsStaySpread(t *testing.T) {
 			t.Errorf("%v: %+v", keep, plan)
 		}
 	}
-	p.Guests[3].Host = 0 // three to one: a move to the second host makes it more even, one to the first does not
+	p.Guests[3].Host = 0 // a move to the second host makes three to one more even, a move to the first does not
 	p.Keep = KeepSites
 	p.Traffic = []Pair{{0, 1, 10e6}}
 	if plan := p.Plan(); len(plan.Moves) != 1 || plan.Moves[0].Guest != 0 {
@@ -247,7 +247,7 @@ func TestMovesThatCostMoreThanTheySaveAreNotMade(t *testing.T) {
 }
 
 func TestAGroupMovesTogether(t *testing.T) {
-	// Three guests that talk to each other much, and a little to a fourth at another site: each alone would lose.
+	// Three guests talk to each other much, and a little to a fourth guest at another site. Each alone would lose by a move.
 	p := &Problem{Distance: Distance{Site: 1, WAN: 10}, Horizon: 600, LeastGain: 0.05,
 		Hosts: []Host{{Name: "a1", Site: "a", Memory: 1 << 30, VCPUs: 0}, {Name: "b1", Site: "b", Memory: 8 << 30, VCPUs: 8}}}
 	for i := range 4 {

@@ -1,6 +1,6 @@
 package locality
 
-// plan.go - puts the moves that lead to a better placement into an order in which each has room.
+// plan.go - orders the moves that lead to a better placement, so that each has room in its turn.
 
 import (
 	"math"
@@ -11,7 +11,7 @@ import (
 type Move struct {
 	Guest    int
 	From, To int // hosts
-	// Ready moves have room now, whatever becomes of the moves before.
+	// Ready moves have room now, whatever happens to the moves before them.
 	Ready bool
 }
 
@@ -19,8 +19,8 @@ type Move struct {
 type Plan struct {
 	Moves         []Move
 	Before, After float64 // bytes times distance, per second
-	// Stuck is set if a better placement is known, but its moves do not fit one after the other: hosts whose guests would swap
-	// places have no memory for a third one.
+	// Stuck is set if a better placement is known, but its moves do not fit one after the other: hosts whose guests would
+	// swap places have no memory for an additional guest.
 	Stuck bool
 }
 
@@ -43,12 +43,12 @@ func (p *Problem) Plan() Plan {
 	return plan
 }
 
-// order returns moves from the present placement towards another, each of which has room when those before it are done. It ends
-// at the best placement on the way that keeps the numbers that must not change.
+// order returns moves from the present placement towards another one. Each move has room when the moves before it are done.
+// The moves end at the best placement on the way that keeps the spread and does not overload hosts.
 func (s *search) order(goal []int) (moves []Move, reached []int) {
 	s.restore(s.home)
 	cores := slices.Clone(s.vcpus)
-	claimed := slices.Clone(s.memory) // without the room that moves leave behind
+	claimed := slices.Clone(s.memory) // without the room that moves free
 	reached = slices.Clone(s.home)
 	sum, best, kept := 0.0, 0.0, 0
 	ready := true
@@ -88,7 +88,7 @@ func (s *search) fits(before []int) bool {
 	return true
 }
 
-// keeps reports whether guests are spread in the second placement as the first one demands.
+// keeps reports whether placement now is spread as Keep demands, compared with placement before.
 func (s *search) keeps(before, now []int) bool {
 	sitesBefore, hostsBefore := s.count(before)
 	sitesNow, hostsNow := s.count(now)
@@ -103,7 +103,7 @@ func (s *search) keeps(before, now []int) bool {
 	return true
 }
 
-// uneven grows the less even numbers with a fixed sum are.
+// uneven returns a measure that is larger for less even numbers of the same sum.
 func uneven(counts []int) (sum int) {
 	for _, n := range counts {
 		sum += n * n

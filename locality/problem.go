@@ -1,19 +1,19 @@
 package locality
 
-// problem.go - what is to be improved: guests of one cluster, their traffic, the hosts, and what each place would cost.
+// problem.go - the input: guests of one cluster, their traffic, the hosts, and the cost of each place.
 
 import (
 	"cmp"
 	"slices"
 )
 
-// Distance says what a byte costs between hosts. Within a host it costs nothing.
+// Distance is the cost of a byte between hosts. Within a host a byte costs nothing.
 type Distance struct {
 	Site float64 // between hosts of a site
 	WAN  float64 // between sites
 }
 
-// Default is the distance where the policy sets none.
+// Default is the distance if the policy sets none.
 var Default = Distance{Site: 1, WAN: 10}
 
 // Between returns the distance between two hosts at sites.
@@ -31,8 +31,8 @@ func (d Distance) Between(host, site, otherHost, otherSite string) float64 {
 type Host struct {
 	Name, Site string
 	Memory     uint64 // free, bytes
-	VCPUs      int    // free; negative: it has more virtual CPUs than cores
-	// Closed hosts take no guests.
+	VCPUs      int    // free; negative: the host has more virtual CPUs than cores
+	// Closed: the host takes no guests.
 	Closed bool
 }
 
@@ -42,7 +42,7 @@ type Guest struct {
 	Host   int // where it is; -1: nowhere
 	Memory uint64
 	VCPUs  int
-	// Stays guests are not moved.
+	// Stays: the guest must not move.
 	Stays bool
 }
 
@@ -73,11 +73,11 @@ type Problem struct {
 	// Horizon is the time, in seconds, over which the bytes that a move saves are compared with those that it sends: the
 	// guest's memory.
 	Horizon float64
-	// LeastGain is the part of the present cost, 0 to 1, that a plan has to save.
+	// LeastGain is the fraction of the present cost that a plan has to save.
 	LeastGain float64
 	// Most bounds the moves of a plan; 0: no bound.
 	Most int
-	// Allowed reports whether a guest may be on a host, apart from room; nil: it may.
+	// Allowed reports whether a guest may be on a host, apart from resources; nil: it may.
 	Allowed func(guest, host int) bool
 }
 
@@ -87,7 +87,7 @@ func (p *Problem) Between(a, b int) float64 {
 	return p.Distance.Between(x.Name, x.Site, y.Name, y.Site)
 }
 
-// Cost returns the bytes times distance in a second, if each guest is on the host that at tells.
+// Cost returns the bytes times distance per second if guest i is on host at[i].
 func (p *Problem) Cost(at []int) (cost float64) {
 	for _, t := range p.Traffic {
 		if at[t.A] >= 0 && at[t.B] >= 0 {
@@ -106,7 +106,7 @@ func (p *Problem) move(guest, host int) float64 {
 	return float64(g.Memory) * p.Between(g.Host, host) / p.Horizon
 }
 
-// total returns the cost of a placement, with that of the moves that lead there.
+// total returns the cost of a placement and of the moves that lead there.
 func (p *Problem) total(at []int) float64 {
 	total := p.Cost(at)
 	for i := range p.Guests {
@@ -117,7 +117,7 @@ func (p *Problem) total(at []int) float64 {
 	return total
 }
 
-// present returns where the guests are.
+// present returns the present placement.
 func (p *Problem) present() []int {
 	at := make([]int, len(p.Guests))
 	for i, g := range p.Guests {
@@ -127,13 +127,13 @@ func (p *Problem) present() []int {
 }
 
 const (
-	// spare is how many hosts without a guest of the cluster are looked at, at each site that has some, and
-	// elsewhere is the same of all other sites together.
+	// spare is the number of candidates without a guest of the cluster at each site that has guests of the cluster.
+	// elsewhere is their number at all other sites together.
 	spare     = 4
 	elsewhere = 8
 )
 
-// candidates returns the hosts that are worth looking at: those of the cluster's guests, and the emptiest of the others.
+// candidates returns the hosts to consider: those of the cluster's guests, and the emptiest of the others.
 func (p *Problem) candidates() []int {
 	used, sites := map[int]bool{}, map[string]int{}
 	for _, g := range p.Guests {

@@ -26,8 +26,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca. With a secret, its key is
-// encrypted in the store, also one that was kept without.
+// loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca. With a secret,
+// it encrypts the key in the store, even if the key was stored unencrypted before.
 func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
 		a, err := ca.New("watari")
@@ -105,11 +105,11 @@ func (m *Manager) ensureAdmin(ctx context.Context) error {
 	return writeFile(m.AdminConfig, append(text, '\n'), 0o600)
 }
 
-// enableFile, in the manager's state folder, asks for the first administrator to be enabled.
+// enableFile, in the manager's state folder, requests that the first administrator is enabled.
 const enableFile = "enable-admin"
 
-// EnableAdmin asks the manager with this state folder to honour the first administrator again: whoever is root of its machine has the
-// last word.
+// EnableAdmin makes the manager with this state folder accept the first administrator again. It overrides other
+// administrators, because it needs write access to the folder on the manager's machine.
 func EnableAdmin(state string) error { return writeFile(filepath.Join(state, enableFile), nil, 0o600) }
 
 // enableAdmin does what EnableAdmin asked for.

@@ -1,6 +1,6 @@
 package manager
 
-// guest_test.go - what the API passes on to guests, with a guest made up in the test.
+// guest_test.go - calls that the API passes on to guests, with a fake guest.
 
 import (
 	"bytes"
@@ -224,7 +224,7 @@ func TestExecOutlivesTheConnectionToTheGuest(t *testing.T) {
 		line := fmt.Sprintf("line %d\n", i)
 		send(&v1.GuestExecRequest{Input: &v1.AttachRequest{Stdin: []byte(line)}})
 		read(line)
-		r.drop("a1") // the connection is cut; the agent comes back by itself
+		r.drop("a1") // the connection is cut; the agent reconnects by itself
 	}
 	if err := stream.CloseRequest(); err != nil {
 		t.Fatal(err)
@@ -296,7 +296,7 @@ func TestExecRefusalsAndSignals(t *testing.T) {
 	if ended.ExitCode != 130 {
 		t.Fatal(ended)
 	}
-	// A caller who goes away and does not come back takes the process along.
+	// The process of a caller who disconnects and does not return ends.
 	gone, leave := context.WithCancel(ctx)
 	left := r.admin.GuestExec(gone)
 	if err := left.Send(&v1.GuestExecRequest{Guest: "md-0", Start: &v1.StartProcessRequest{Command: []string{"cat"}, HoldSeconds: 1}}); err != nil {
@@ -345,7 +345,7 @@ func TestFilesOfGuestsAndRuns(t *testing.T) {
 	if e := events.Msg().Event; e.Kind+" "+e.Name+" "+e.Actor+" "+e.Message != "guest md-0 admin file put: /home/watari/runs/r1/in.melt" {
 		t.Errorf("the last event: %v", e)
 	}
-	// The connection is cut after the first part of the answer.
+	// The connection breaks after the first part of the answer.
 	g.with(func() { g.cut = func() { r.drop("a1") } })
 	in, err := r.admin.GetFile(ctx, connect.NewRequest(&v1.ControlGetFileRequest{Guest: "md-0", Path: "/home/watari/runs/r1/in.melt", Offset: 5}))
 	if err != nil {

@@ -41,14 +41,14 @@ type running struct {
 	admin watariv1connect.ControlServiceClient
 	http  *http.Client // with the administrator's certificate
 	caPEM []byte
-	guest *fakeGuest                    // what hosts serve as any guest; may be nil
+	guest *fakeGuest                    // serves as every guest of the hosts; may be nil
 	cuts  map[string]context.CancelFunc // ends a host's present connection
 	ends  map[string]context.CancelFunc // ends a host for good
 	mu    sync.Mutex
 
-	deps     atomic.Pointer[controller.Deps] // what the controller was started with last
+	deps     atomic.Pointer[controller.Deps] // the controller's latest dependencies
 	consoles atomic.Int32
-	problems []string // that hosts report which come from now on
+	problems []string // problems of hosts that connect from now on
 }
 
 // bounded is a context for a whole test.
@@ -194,15 +194,15 @@ func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlSer
 	return watariv1connect.NewControlServiceClient(client, r.url), client
 }
 
-// fakeHost is an agent that starts whatever it is told to, at once.
+// fakeHost is an agent that starts every ordered guest at once.
 type fakeHost struct {
 	watariv1connect.UnimplementedAgentServiceHandler
 	info     *v1.HostInfo
-	problems []string      // that it reports
+	problems []string      // reported problems
 	consoles *atomic.Int32 // read so far, of all hosts
 }
 
-// Console has a guest write "one " on the first host that is asked and "two" on another, which has nothing at first.
+// Console makes a guest write "one " on the first host that is asked, and "two" on another, which has nothing at first.
 func (f *fakeHost) Console(ctx context.Context, _ *connect.Request[v1.ConsoleRequest], out *connect.ServerStream[v1.ConsoleResponse]) error {
 	switch f.consoles.Add(1) {
 	case 1:
@@ -250,7 +250,7 @@ func (r *running) host(name string) {
 	r.dial(name, pair)
 }
 
-// dial connects a fake host, again and again, until the test ends.
+// dial connects a fake host, repeatedly, until the test ends.
 func (r *running) dial(name string, pair ca.KeyPair) {
 	r.t.Helper()
 	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
@@ -284,7 +284,7 @@ func (r *running) dial(name string, pair ca.KeyPair) {
 	r.ends[name] = cancel
 }
 
-// drop cuts a host's connection, which it makes anew.
+// drop cuts a host's connection; the host reconnects.
 func (r *running) drop(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

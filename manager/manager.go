@@ -54,11 +54,11 @@ type Config struct {
 	Advertise string
 	// Name identifies the manager among others; empty: the machine's host name.
 	Name string
-	// EtcdEndpoints of an outside etcd; empty: one is embedded.
+	// EtcdEndpoints are those of an outside etcd; empty: etcd is embedded.
 	EtcdEndpoints []string
-	// Secret encrypts the authority's key in the store; nil: it is kept as it is.
+	// Secret encrypts the authority's key in the store; nil: the key is stored unencrypted.
 	Secret []byte
-	// AuditSyslog is a server to which the audit log is sent, too; nil: none.
+	// AuditSyslog is a server that also gets the audit log; nil: none.
 	AuditSyslog *auditlog.Server
 	// EtcdTLS is for the EtcdEndpoints.
 	EtcdTLS *tls.Config
@@ -70,7 +70,7 @@ type Config struct {
 	Prefix netip.Prefix
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
-	// FenceCommand is the path of a program that switches a host off which has not answered for FenceAfter; empty: none.
+	// FenceCommand is the path of a program that switches off a host which has not answered for FenceAfter; empty: none.
 	FenceCommand string
 	FenceAfter   time.Duration
 	Log          *slog.Logger
@@ -95,7 +95,7 @@ type Manager struct {
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
-	led       atomic.Pointer[time.Time] // the beginning of its last term
+	led       atomic.Pointer[time.Time] // the beginning of this manager's latest term
 }
 
 // Run runs a manager until ctx ends, and then shuts it down. A kill at any time does no harm.
@@ -161,19 +161,19 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// checkEndpoint refuses an etcd without TLS on another machine: what is in it opens all hosts.
+// checkEndpoint refuses an etcd without TLS on another machine, because access to etcd gives access to all hosts.
 func checkEndpoint(endpoint string) error {
 	u, err := url.Parse(endpoint)
 	if err == nil && u.Scheme == "unix" {
 		return nil
 	}
 	if err != nil || u.Host == "" {
-		return fmt.Errorf("--etcd-endpoints: %q is no URL such as https://etcd1:2379", endpoint)
+		return fmt.Errorf("--etcd-endpoints: %q is not a URL such as https://etcd1:2379", endpoint)
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()) {
 		return nil
 	}
-	return fmt.Errorf("--etcd-endpoints: %s is not encrypted, and who reads or changes what is in etcd is root on all hosts; use https:// (http:// and unix:// only on this machine)", endpoint)
+	return fmt.Errorf("--etcd-endpoints: %s is not encrypted, and whoever can read or change etcd has root on all hosts; use https:// (http:// and unix:// only on this machine)", endpoint)
 }
 
 func (c *Config) storeConfig() store.Config {
@@ -219,7 +219,7 @@ func (m *Manager) open(ctx context.Context) error {
 		},
 	})
 	m.sessions = session.New(m.api.AcceptHost, m.Log)
-	m.sessions.Told = m.api.RecordSession
+	m.sessions.OnSession = m.api.RecordSession
 	m.api.Sessions = m.sessions
 	m.history = history.New()
 	if err := m.history.Load(m.historyFile()); err != nil {

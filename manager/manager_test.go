@@ -2,6 +2,7 @@ package manager
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -92,7 +93,7 @@ func TestTokensAreForOneUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The answer may be lost: the same key is answered again.
+	// The answer may be lost: a request with the same key gets the same answer.
 	for range 2 {
 		if _, _, err := r.joinWith(token, "a1", key, request); err != nil {
 			t.Fatal(err)
@@ -106,7 +107,7 @@ func TestTokensAreForOneUse(t *testing.T) {
 	wantCode(t, err, connect.CodeAlreadyExists, "remove it first")
 }
 
-// A stranger's request costs the manager little, and a bearer's mistake does not cost the token.
+// A stranger's request costs the manager little, and a mistake of the bearer does not use up the token.
 func TestRequestsToJoinAreSmallAndNotVerifiedForStrangers(t *testing.T) {
 	r := start(t, t.TempDir())
 	token := r.hostToken()
@@ -114,7 +115,8 @@ func TestRequestsToJoinAreSmallAndNotVerifiedForStrangers(t *testing.T) {
 	wantCode(t, err, connect.CodeResourceExhausted)
 	_, _, err = r.joinWith(token, "a1", nil, []byte("no request"))
 	wantCode(t, err, connect.CodeInvalidArgument, "PEM")
-	// The token is looked at first: a stranger does not learn, nor pay with, what is in the request.
+	// The token is checked first: a stranger learns nothing about the request's content, and cannot make the manager parse
+	// it.
 	strange := mustToken(t, token)
 	strange.Secret[0]++
 	_, _, err = r.joinWith(strange.String(), "a1", nil, []byte("no request"))
@@ -165,6 +167,9 @@ func TestCertificatesAreRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(bounded(t), connect.NewRequest(&v1.JoinRequest{Request: another}))
+	wantCode(t, err, connect.CodePermissionDenied, "for its own key alone")
+	_, ann := r.user("ann", nil)
+	_, err = watariv1connect.NewJoinServiceClient(ann, r.url).Join(bounded(t), connect.NewRequest(&v1.JoinRequest{Request: another}))
 	wantCode(t, err, connect.CodePermissionDenied, "for its own key alone")
 	r.dial("a1", ca.KeyPair{Certificate: resp.Msg.Certificate, Key: pair.Key})
 	if _, err := r.admin.RemoveHost(bounded(t), connect.NewRequest(&v1.RemoveHostRequest{Name: "a1"})); err != nil {
@@ -300,6 +305,14 @@ func TestAQuarantinedHostIsOut(t *testing.T) {
 	}
 	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
 	wantCode(t, err, connect.CodeUnauthenticated, "quarantined")
+	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusal *hostlink.Refusal
+	if err := hostlink.Dial(ctx, r.url, config, http.NewServeMux()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "quarantined") || refusal.Removed {
+		t.Errorf("another session: %v", err)
+	}
 	resp, err := r.client(pair).Get(r.url + "/blobs/sha256:" + hexOf("kernel"))
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +335,7 @@ func TestRevokedCertificatesAreVoid(t *testing.T) {
 		return err
 	}
 	wantCode(t, revoke(ann, "admin"), connect.CodePermissionDenied, "administrator")
-	wantCode(t, revoke(r.admin, "admin"), connect.CodeFailedPrecondition, "somebody has to be left")
+	wantCode(t, revoke(r.admin, "admin"), connect.CodeFailedPrecondition, "your own certificates")
 	wantCode(t, revoke(r.admin, "nobody"), connect.CodeNotFound)
 	early, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann"}))
 	if err != nil {
@@ -402,7 +415,7 @@ func TestADisabledUserIsOut(t *testing.T) {
 	ops := watariv1connect.NewControlServiceClient(r.client(pair), r.url)
 
 	wantCode(t, disable(ann, "ops", false), connect.CodePermissionDenied, "administrator")
-	wantCode(t, disable(ops, "ops", false), connect.CodeFailedPrecondition, "somebody has to be left")
+	wantCode(t, disable(ops, "ops", false), connect.CodeFailedPrecondition, "cannot disable yourself")
 	wantCode(t, disable(ops, "nobody", false), connect.CodeNotFound)
 	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
 		t.Fatal(err)
@@ -450,20 +463,20 @@ func TestADisabledUserIsOut(t *testing.T) {
 	if _, err := ann.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil {
 		t.Errorf("after the undo: %v", err)
 	}
-	// The first administrator is out by another's word, and cannot bring itself back.
+	// Another administrator disables the first administrator, who cannot enable itself.
 	if err := disable(ops, "admin", false); err != nil {
 		t.Fatal(err)
 	}
 	wantCode(t, disable(r.admin, "admin", true), connect.CodeUnauthenticated, "disabled")
 	wantCode(t, disable(r.admin, "ops", false), connect.CodeUnauthenticated, "disabled")
-	// Root of the manager's machine has the last word.
+	// Root of the manager's machine overrides that.
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
 	if err := EnableAdmin(filepath.Join(r.dir, "manager")); err != nil {
 		t.Fatal(err)
 	}
-	start(t, r.dir) // it waits until admin is answered
+	start(t, r.dir) // start waits until the manager answers admin
 }
 
 func TestImagesArePrivateUnlessPublished(t *testing.T) {
@@ -476,7 +489,7 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 	if err != nil || len(mpi.Msg.Images) != 1 {
 		t.Fatalf("a published image: %v, %v", mpi, err)
 	}
-	// The same parts under a name of ann's.
+	// The same blobs under another name, owned by ann.
 	secret := proto.CloneOf(mpi.Msg.Images[0])
 	secret.Meta = &v1.Meta{Name: "secret"}
 	if _, err := ann.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: secret})); err != nil {
@@ -554,7 +567,7 @@ func TestAnImageThatClustersUseIsNotReplaced(t *testing.T) {
 	}
 	wantCode(t, create("mpi", "other"), connect.CodeFailedPrecondition, "image mpi is used by clusters: md")
 	wantCode(t, remove("mpi"), connect.CodeFailedPrecondition, "image mpi is used by clusters: md")
-	// Under another name the content stays, and the cluster keeps it.
+	// The content also has another name: it stays, and the cluster keeps it.
 	if err := errors.Join(create("kept", list.Msg.Images[0].KernelArgs), create("mpi", "other")); err != nil {
 		t.Fatal(err)
 	}
@@ -620,7 +633,7 @@ func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 	if _, err := r.admin.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: "bob"})); err != nil {
 		t.Fatal(err)
 	}
-	// Another bob who may come later gets none of it, and what was bob's alone does not become everybody's.
+	// A later user named bob gets none of it, and storage that only bob could mount does not become open to all.
 	storages, err := r.admin.ListStorage(ctx, connect.NewRequest(&v1.ListStorageRequest{}))
 	if err != nil || len(storages.Msg.Storage) != 1 || !slices.Equal(storages.Msg.Storage[0].Users, []string{"ann"}) {
 		t.Errorf("after bob was removed, there is storage %v, %v", storages, err)
@@ -628,7 +641,7 @@ func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 	_, err = bob.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated, "removed")
 
-	// The changes are in the audit trail, each user's own part for each.
+	// The audit trail has the changes, with each user's own part.
 	actors := map[string]bool{}
 	events, err := r.admin.Events(ctx, connect.NewRequest(&v1.EventsRequest{}))
 	if err != nil {
@@ -691,7 +704,7 @@ func TestTheOtherManagerTakesOver(t *testing.T) {
 	}
 	m1.dial("a1", pair)
 	m2 := begin(t, t.TempDir(), endpoint)
-	// The other one sends users and agents to the leader.
+	// The other manager redirects users and agents to the leader.
 	other := watariv1connect.NewControlServiceClient(m1.http, m2.url)
 	_, err = other.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
 	wantCode(t, err, connect.CodeUnavailable, m1.url)
@@ -740,7 +753,7 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	ask.Spec.Command = []string{"date"}
 	_, err = r.admin.CreateRun(ctx, connect.NewRequest(ask))
 	wantCode(t, err, connect.CodeAlreadyExists)
-	// Without a name the request's id tells a repeated call from another one.
+	// Without a name, the request's id distinguishes a repeated call from another one.
 	uids := map[string]bool{}
 	for _, id := range []string{"x", "x", "y", "", ""} {
 		unnamed, err := r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{RequestId: id, Spec: ask.Spec}))
@@ -803,7 +816,7 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	}
 }
 
-// moving makes a cluster of one guest over three hosts that never make room for a transfer.
+// moving makes a cluster of one guest and three hosts that never begin a transfer.
 func moving(t *testing.T) *running {
 	t.Helper()
 	r := start(t, t.TempDir())
@@ -889,8 +902,8 @@ func TestGuestsOfALostHostAreStartedElsewhere(t *testing.T) {
 	})
 }
 
-// A host that was removed as lost, and was only cut off, is told so when it comes back: its guests run elsewhere by now. A host
-// that the store does not know, for an older copy of it was put back perhaps, is told just that.
+// A host that was removed as lost but was only disconnected learns of the removal when it reconnects: its guests run
+// elsewhere by now. A host that the store does not know, perhaps because an older copy was restored, learns only that.
 func TestARemovedHostIsToldToEndItsGuestsAndAnUnknownOneIsNot(t *testing.T) {
 	r, ctx, older := start(t, t.TempDir()), bounded(t), t.TempDir()
 	if err := errors.Join(r.stop(), os.CopyFS(older, os.DirFS(r.dir))); err != nil {
@@ -924,7 +937,7 @@ func TestARemovedHostIsToldToEndItsGuestsAndAnUnknownOneIsNot(t *testing.T) {
 	if told := refusal(pair); !told.Removed || !strings.Contains(told.Reason, "was removed") {
 		t.Errorf("the removed host was told %+v", told)
 	}
-	// Its name is another host's now.
+	// Another host has its name now.
 	join()
 	if told := refusal(pair); !told.Removed {
 		t.Errorf("the removed host was told %+v", told)
@@ -1025,7 +1038,7 @@ func TestAStreamEndsWhenItsCallerIsRemoved(t *testing.T) {
 	wantCode(t, events.Err(), connect.CodeUnauthenticated, "ann was removed")
 }
 
-// The audit log has who did and read what, and who was refused; not who looked at lists.
+// The audit log records who changed and read what, and who was refused, but not reads of lists.
 // audited returns the entries of the audit log: caller, call, object, and the code of a refusal.
 func (r *running) audited() (seen []string) {
 	r.t.Helper()
@@ -1047,14 +1060,29 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.image("mpi")
 	r.host("a1")
-	ann, _ := r.user("ann", nil)
+	ann, annHTTP := r.user("ann", nil)
 	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
 		t.Fatal(err)
 	}
+	short, cancel := context.WithTimeout(ctx, time.Second) // the guest cannot be reached
+	defer cancel()
+	if file, err := ann.GetFile(short, connect.NewRequest(&v1.ControlGetFileRequest{Guest: "md-0", Path: "/etc/passwd"})); err == nil {
+		file.Receive()
+		file.Close()
+	}
+	if resp, err := annHTTP.Get(r.url + "/blobs/sha256:" + hexOf("kernel")); err != nil || resp.Body.Close() != nil {
+		t.Fatal(err)
+	}
+	pair, _, err := r.join(r.hostToken(), "a2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = watariv1connect.NewControlServiceClient(r.client(pair), r.url).ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+	wantCode(t, err, connect.CodeUnauthenticated)
 	if _, err := ann.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{})); err != nil {
 		t.Fatal(err)
 	}
-	_, err := ann.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: "a1"}))
+	_, err = ann.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: "a1"}))
 	wantCode(t, err, connect.CodePermissionDenied)
 	_, err = ann.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "other\x1b[2J"}))
 	wantCode(t, err, connect.CodeNotFound)
@@ -1068,7 +1096,7 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	stranger := watariv1connect.NewControlServiceClient(noCert, r.url)
 	_, err = stranger.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated)
-	// Nor is much of what a stranger sends read before it is refused.
+	// The manager reads only a little of a stranger's request before it refuses the request.
 	_, err = stranger.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: strings.Repeat("x", 5<<10)}))
 	wantCode(t, err, connect.CodeResourceExhausted)
 	output, err := ann.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{Name: "nothing"}))
@@ -1088,6 +1116,7 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	seen := r.audited()
 	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
 		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "user ann RunOutput nothing", "ListUsers  unauthenticated",
+		"user ann GetFile md-0", "user ann GetBlob sha256:" + hexOf("kernel"), "host a2 ListUsers  unauthenticated", "host a1 Session a1",
 		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("not in the log: %q", want)

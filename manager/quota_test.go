@@ -13,7 +13,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// put uploads the beginning of a blob that is said to have size bytes.
+// put uploads the beginning of a blob with the declared size.
 func (r *running) put(client *http.Client, content, size string) (int, string) {
 	r.t.Helper()
 	q, err := http.NewRequestWithContext(r.t.Context(), http.MethodPut, r.url+"/blobs/sha256:"+hexOf(content), strings.NewReader(content))
@@ -47,7 +47,7 @@ func TestAUserDoesNotFillTheManagersDiskWithImages(t *testing.T) {
 	if _, err := r.admin.SetQuota(ctx, connect.NewRequest(&v1.SetQuotaRequest{Name: "ann", Quota: &v1.Quota{ImageBytes: 10}})); err != nil {
 		t.Fatal(err)
 	}
-	// Parts that others have uploaded count, too.
+	// Parts that other users have uploaded also count.
 	list, err := r.admin.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "mpi"}))
 	if err != nil {
 		t.Fatal(err)

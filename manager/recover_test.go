@@ -1,6 +1,6 @@
 package manager
 
-// recover_test.go - an older copy of the manager's state is put back while a newer cluster runs.
+// recover_test.go - an older copy of the manager's state is restored while a newer cluster runs.
 
 import (
 	"context"
@@ -29,8 +29,8 @@ import (
 	"watari/manager/view"
 )
 
-// mindful is a host that remembers its guests and the latest stamp while managers come and go, as an agent does.
-type mindful struct {
+// statefulHost is a host that remembers its guests and the latest stamp over managers, like an agent.
+type statefulHost struct {
 	watariv1connect.UnimplementedAgentServiceHandler
 	t    *testing.T
 	name string
@@ -41,23 +41,23 @@ type mindful struct {
 	term   uint64
 	stamp  *v1.Stamp
 	plain  bool              // an agent of an earlier version: no stamp, no facts
-	begun  map[string]uint64 // epochs that were started here, by guest and epoch
-	ended  []string          // guests that were ended here
-	orders int               // taken up
-	told   []string          // orders that were refused
+	begun  map[string]uint64 // epochs of starts on this host, by guest and epoch
+	ended  []string          // guests that this host ended
+	orders int               // accepted orders
+	told   []string          // refused orders
 	stop   func()
 }
 
-func newMindful(r *running, name string) *mindful {
+func newStatefulHost(r *running, name string) *statefulHost {
 	r.t.Helper()
 	pair, _, err := r.join(r.hostToken(), name)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return &mindful{t: r.t, name: name, pair: pair, guests: map[string]*v1.GuestObserved{}, begun: map[string]uint64{}}
+	return &statefulHost{t: r.t, name: name, pair: pair, guests: map[string]*v1.GuestObserved{}, begun: map[string]uint64{}}
 }
 
-func (m *mindful) report(taken *v1.HostWanted) *v1.HostObserved {
+func (m *statefulHost) report(taken *v1.HostWanted) *v1.HostObserved {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := &v1.HostObserved{Info: &v1.HostInfo{BootId: "boot-" + m.name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071},
@@ -75,7 +75,7 @@ func (m *mindful) report(taken *v1.HostWanted) *v1.HostObserved {
 	return o
 }
 
-func (m *mindful) take(w *v1.HostWanted) bool {
+func (m *statefulHost) take(w *v1.HostWanted) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w.Term < m.term || w.Term == m.term && m.stamp != nil && w.Stamp.GetId() != m.stamp.Id {
@@ -107,7 +107,7 @@ func (m *mindful) take(w *v1.HostWanted) bool {
 }
 
 // Sync reports, and follows orders.
-func (m *mindful) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+func (m *statefulHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	report := m.report(nil)
 	for {
 		if err := stream.Send(report); err != nil {
@@ -123,8 +123,8 @@ func (m *mindful) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWant
 	}
 }
 
-// connect has the host dial a manager until disconnect, or the test's end.
-func (m *mindful) connect(r *running) {
+// connect makes the host dial a manager until disconnect, or the test's end.
+func (m *statefulHost) connect(r *running) {
 	r.t.Helper()
 	m.dial(r)
 	r.await(m.name+" is connected", func() bool {
@@ -140,8 +140,8 @@ func (m *mindful) connect(r *running) {
 	})
 }
 
-// dial has the host try to connect.
-func (m *mindful) dial(r *running) {
+// dial makes the host try to connect.
+func (m *statefulHost) dial(r *running) {
 	r.t.Helper()
 	config, err := ca.ClientTLS(r.caPEM, m.pair.Certificate, m.pair.Key)
 	if err != nil {
@@ -162,7 +162,7 @@ func (m *mindful) dial(r *running) {
 	r.t.Cleanup(m.stop)
 }
 
-func (m *mindful) running() (names []string) {
+func (m *statefulHost) running() (names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, g := range m.guests {
@@ -173,7 +173,7 @@ func (m *mindful) running() (names []string) {
 }
 
 // counts are the starts, ends and orders so far.
-func (m *mindful) counts() [3]int {
+func (m *statefulHost) counts() [3]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return [3]int{len(m.begun), len(m.ended), m.orders}
@@ -208,7 +208,7 @@ func (r *running) term() uint64 { return r.deps.Load().Term }
 
 func (r *running) holds() bool { return strings.Contains(r.statusText(), "watari recover") }
 
-// recovery asks for a recovery, again while the manager begins a new term.
+// recovery requests a recovery, and repeats the request while the manager begins a new term.
 func (r *running) recovery(request *v1.RecoverRequest) (*v1.RecoverResponse, error) {
 	for {
 		resp, err := r.admin.Recover(context.Background(), connect.NewRequest(request))
@@ -256,14 +256,14 @@ func copyState(t *testing.T, from, to string) {
 	}
 }
 
-// rolledBack starts a manager on a state that was put back: the copy knows the cluster md, and lu, which is newer, runs.
-func rolledBack(t *testing.T) (*running, *mindful) {
+// rolledBack starts a manager on a restored state: the copy knows the cluster md, and a newer cluster lu runs.
+func rolledBack(t *testing.T) (*running, *statefulHost) {
 	t.Helper()
 	dir := t.TempDir()
 	state, backup := filepath.Join(dir, "manager"), filepath.Join(dir, "backup")
 	r := start(t, dir)
 	r.image("mpi")
-	host := newMindful(r, "a1")
+	host := newStatefulHost(r, "a1")
 	host.connect(r)
 	r.create("md", 1)
 	host.stop()
@@ -296,7 +296,7 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	_, err = r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "new", Spec: spec(1)}))
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
 
-	// The host goes away, and the manager is started anew: it holds all the same.
+	// The host disconnects, and the manager restarts: it still holds.
 	host.stop()
 	r.await("a1 is away", func() bool { return strings.Contains(r.statusText(), "host a1 is not reachable") })
 	if !r.holds() {
@@ -343,7 +343,7 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 			t.Errorf("%s: %v", name, g)
 		}
 	}
-	// From here on it is a cluster like any other, over restarts as well.
+	// From here on the cluster is like any other, also after restarts.
 	host.stop()
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
@@ -363,7 +363,7 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	}
 }
 
-// A guest ends in the hold, and its host comes back without it: it is started anew, under an epoch that was never used.
+// A guest ends during the hold, and its host returns without it: the manager starts it again, with a new epoch.
 func TestAGuestThatEndedIsStartedUnderANewEpoch(t *testing.T) {
 	r, host := rolledBack(t)
 	for uid, g := range host.guests {
@@ -382,13 +382,13 @@ func TestAGuestThatEndedIsStartedUnderANewEpoch(t *testing.T) {
 	}
 }
 
-// A host that was away at the recovery shows later that it has seen more: the manager holds again.
+// A host that was disconnected during the recovery shows a newer stamp later: the manager holds again.
 func TestAHostThatComesBackAfterARecoveryHasTheManagerHoldAgain(t *testing.T) {
 	dir := t.TempDir()
 	state, backup := filepath.Join(dir, "manager"), filepath.Join(dir, "backup")
 	r := start(t, dir)
 	r.image("mpi")
-	a1, b1 := newMindful(r, "a1"), newMindful(r, "b1")
+	a1, b1 := newStatefulHost(r, "a1"), newStatefulHost(r, "b1")
 	a1.connect(r)
 	b1.connect(r)
 	a1.stop()
@@ -399,7 +399,7 @@ func TestAHostThatComesBackAfterARecoveryHasTheManagerHoldAgain(t *testing.T) {
 	a1.connect(r)
 	r.create("lu", 1)
 	b1.connect(r)
-	r.create("md", 1) // on b1, which has more room left
+	r.create("md", 1) // on b1, which has more free memory
 	if !slices.Equal(b1.running(), []string{"md-0"}) {
 		t.Fatal(b1.running())
 	}
@@ -427,20 +427,21 @@ func TestAHostThatComesBackAfterARecoveryHasTheManagerHoldAgain(t *testing.T) {
 	}
 }
 
-// A host joined after the copy of the state was made, and a guest has moved there since: the guest is not started elsewhere.
+// A host joined after the copy of the state was made, and a guest has moved there since: the manager does not start the
+// guest elsewhere.
 func TestAHostThatJoinedAfterTheCopyMayRunGuests(t *testing.T) {
 	dir := t.TempDir()
 	state, backup := filepath.Join(dir, "manager"), filepath.Join(dir, "backup")
 	r := start(t, dir)
 	r.image("mpi")
-	a1 := newMindful(r, "a1")
+	a1 := newStatefulHost(r, "a1")
 	a1.connect(r)
 	r.create("md", 1)
 	a1.stop()
 	r.stop()
 	copyState(t, state, backup)
 	r = start(t, dir)
-	b1 := newMindful(r, "b1")
+	b1 := newStatefulHost(r, "b1")
 	a1.connect(r)
 	b1.connect(r)
 	r.await("both have orders", func() bool { return b1.counts()[2] > 0 && a1.counts()[2] > 0 })
@@ -488,10 +489,10 @@ func TestAHostThatJoinedAfterTheCopyMayRunGuests(t *testing.T) {
 	}
 }
 
-// A stamp that the authority has not signed is named, and causes no hold, whatever it says.
+// A stamp that the authority has not signed is reported, and causes no hold, whatever its content.
 func TestAForgedStampCausesNoHold(t *testing.T) {
 	r := start(t, t.TempDir())
-	host := newMindful(r, "a1")
+	host := newStatefulHost(r, "a1")
 	other, err := ca.New("another")
 	if err != nil {
 		t.Fatal(err)
@@ -502,7 +503,7 @@ func TestAForgedStampCausesNoHold(t *testing.T) {
 	host.term = 99 // it refuses orders of lower terms
 	host.connect(r)
 	r.await("the forged stamp is named", func() bool {
-		return strings.Contains(r.statusText(), "host a1 shows a stamp that is not taken for true")
+		return strings.Contains(r.statusText(), "host a1 shows a stamp that is not genuine")
 	})
 	if r.holds() {
 		t.Fatal("the manager holds")
@@ -516,7 +517,7 @@ func TestAForgedStampCausesNoHold(t *testing.T) {
 	r.create("md", 1)
 }
 
-// The numbers of the terms coincide: only the ids tell the histories apart.
+// Two terms have the same number: only their ids distinguish the histories.
 func TestTermsOfOneNumberAreToldApart(t *testing.T) {
 	r, host := rolledBack(t)
 	leader, shown := r.term(), host.stamp
@@ -535,12 +536,12 @@ func TestTermsOfOneNumberAreToldApart(t *testing.T) {
 	}
 }
 
-// The state was written by a version that kept no terms, and the agents are of that version, too.
+// The state and the agents are of a version that kept no terms.
 func TestAStateAndAgentsOfAnEarlierVersionDoNotHold(t *testing.T) {
 	dir, etcd := t.TempDir(), outsideEtcd(t)
 	r := start(t, dir, etcd)
 	r.image("mpi")
-	host := newMindful(r, "a1")
+	host := newStatefulHost(r, "a1")
 	host.plain = true
 	host.connect(r)
 	r.create("md", 1)
@@ -554,7 +555,7 @@ func TestAStateAndAgentsOfAnEarlierVersionDoNotHold(t *testing.T) {
 	if r.holds() || host.counts()[0] != before[0] || host.counts()[1] != before[1] {
 		t.Fatal(r.statusText(), before, host.counts())
 	}
-	// The agent is upgraded, and then the manager is started anew.
+	// The agent is upgraded, and then the manager is restarted.
 	host.stop()
 	host.plain = false
 	host.connect(r)
@@ -569,7 +570,7 @@ func TestAStateAndAgentsOfAnEarlierVersionDoNotHold(t *testing.T) {
 	}
 }
 
-// forgetTerms makes of an etcd what a version leaves that keeps no terms.
+// forgetTerms reduces an etcd to the state of a version that keeps no terms.
 func forgetTerms(t *testing.T, endpoint string) {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})

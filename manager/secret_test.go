@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// keysIn returns how many files below a folder have a key that is not encrypted.
+// keysIn counts the files below a folder that contain an unencrypted key.
 func keysIn(t *testing.T, dir string) (n int) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -49,9 +49,9 @@ func TestTheAuthoritysKeyIsEncryptedInTheStore(t *testing.T) {
 		}
 	}
 	again := beginWith(t, dir, with(secret))
-	again.awaitLead() // by the first administrator's certificate, which the same authority has signed
+	again.awaitLead() // using the first administrator's certificate, which the same authority has signed
 
-	// One that was kept without is encrypted at the next start.
+	// A key that was stored unencrypted is encrypted at the next start.
 	dir = t.TempDir()
 	plain := start(t, dir)
 	if err := plain.stop(); err != nil {

@@ -1,6 +1,6 @@
 package manager
 
-// traffic.go - keeps which guests talk to each other, for the policy locality and for users. It is in memory only.
+// traffic.go - keeps which guests exchange messages, for the policy locality and for users. It is in memory only.
 
 import (
 	"sync"
@@ -18,7 +18,7 @@ type traffic struct {
 	matrix locality.Matrix
 }
 
-// see takes a sample of a host, and removes the peers from it.
+// see takes the traffic from a host's sample, and removes the peers from the sample.
 func (t *traffic) see(s *store.Snapshot, host string, sample *v1.HostSample, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,7 +34,7 @@ func (t *traffic) at(now time.Time) core.Traffic {
 	}
 }
 
-// forget forgets guests that are gone, and pairs that are silent.
+// forget forgets guests that no longer exist, and pairs without traffic.
 func (t *traffic) forget(exists func(uid string) bool, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

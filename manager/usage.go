@@ -1,6 +1,7 @@
 package manager
 
-// usage.go - what hosts and guests use: takes samples into the history, keeps its file, shows the present to Prometheus.
+// usage.go - the usage of hosts and guests: adds samples to the history, keeps its file, serves present values to
+// Prometheus.
 
 import (
 	"context"
@@ -15,7 +16,7 @@ import (
 
 func (m *Manager) historyFile() string { return filepath.Join(m.State, "history") }
 
-// sampled takes a host's sample. The host can speak for the guests that it has been granted only.
+// sampled takes a host's sample. It accepts values only for guests that are granted to the host.
 func (m *Manager) sampled(host string, sample *v1.HostSample) {
 	s := m.store.Snapshot()
 	guests, now := s.Guests, time.Now()
@@ -50,7 +51,7 @@ func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	return usage
 }
 
-// knowsGuests returns a function that tells whether there is a guest of that uid.
+// knowsGuests returns a function that reports whether a guest with a uid exists.
 func (m *Manager) knowsGuests() func(uid string) bool {
 	known := map[string]bool{}
 	for _, g := range m.store.Snapshot().Guests {
@@ -59,10 +60,10 @@ func (m *Manager) knowsGuests() func(uid string) bool {
 	return func(uid string) bool { return known[uid] }
 }
 
-// saveEvery is how often the history is saved; that much of it is lost in a crash.
+// saveEvery is how often the history is saved; a crash loses at most that much.
 const saveEvery = 5 * time.Minute
 
-// keepHistory saves the history now and then, and when ctx ends.
+// keepHistory saves the history regularly, and when ctx ends.
 func (m *Manager) keepHistory(ctx context.Context) {
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()

@@ -52,7 +52,7 @@ func (w *watch) poke() {
 	}
 }
 
-// keepUsage makes the usage anew as often as decisions look at it, until ctx ends. It makes none where no decision does.
+// keepUsage updates the usage as often as decisions use it, until ctx ends. It does nothing while no decision uses it.
 func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, made func(*store.Snapshot) *core.Usage) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -78,14 +78,14 @@ func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, 
 	}
 }
 
-// now returns what is known of hosts now, and the policy in force; nil: there is none.
+// now returns the present knowledge of hosts, and the policy in force; nil: there is none.
 func (w *watch) now(now time.Time) (core.Signals, *policy.Policy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.watcher.All(now), w.policy
 }
 
-// signals is now without the policy.
+// signals returns now's signals.
 func (w *watch) signals(now time.Time) core.Signals {
 	signals, _ := w.now(now)
 	return signals

@@ -41,7 +41,7 @@ func (r *running) link(c watariv1connect.ControlServiceClient) (url, key string)
 	return made.Msg.Url, key
 }
 
-// browser is a client without a certificate, as a browser is.
+// browser is a client without a certificate, like a browser.
 type browser struct {
 	r      *running
 	http   *http.Client
@@ -148,7 +148,7 @@ func TestWhoUsesTheWebConsole(t *testing.T) {
 	}
 }
 
-// chromium returns a browser's window, and what its console complains of.
+// chromium returns a browser's window, and a function that returns the errors in its console.
 func chromium(t *testing.T) (ctx context.Context, complaints func() []string) {
 	t.Helper()
 	path := ""
@@ -210,7 +210,7 @@ func press(t *testing.T, ctx context.Context, keys string) {
 	}
 }
 
-// tabTo goes by the Tab key to the element for which an expression of "e" is true.
+// tabTo presses Tab until the element has the focus for which an expression of "e" is true.
 func tabTo(t *testing.T, ctx context.Context, what, expression string) {
 	t.Helper()
 	for range 60 {
@@ -260,7 +260,7 @@ func unnamed(t *testing.T, ctx context.Context) (list []string) {
 	return list
 }
 
-// TestTheWebConsoleInABrowser uses the console as people do: with the mouse, with the keyboard alone, with a screen reader, on a phone.
+// TestTheWebConsoleInABrowser uses the console with the mouse, the keyboard alone, a screen reader, and on a phone.
 func TestTheWebConsoleInABrowser(t *testing.T) {
 	ctx, complaints := chromium(t)
 	r := start(t, t.TempDir())
@@ -350,7 +350,7 @@ func TestTheWebConsoleInABrowser(t *testing.T) {
 	}
 }
 
-// runThatGoesBack is a script that answers for the manager: there is one run, which goes back to a checkpoint while it writes.
+// runThatGoesBack is a script that answers for the manager: a run is restored from a checkpoint while it writes.
 const runThatGoesBack = `
 window.unchanged = fetch;
 fetch = (url, options) => {
@@ -368,7 +368,7 @@ fetch = (url, options) => {
 };
 `
 
-// screenshot writes a picture of the page into the folder that the environment names; if it names none, there is none.
+// screenshot writes a picture of the page into the folder that the environment names, if it names one.
 func screenshot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	folder := os.Getenv("WATARI_SCREENSHOTS")

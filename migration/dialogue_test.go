@@ -11,8 +11,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Dialogues in testdata are written as: what the hosts report, and what is decided. `go test -rewrite` writes the
-// answers anew; read the difference.
+// Dialogues in testdata consist of the hosts' reports and the decisions. `go test -rewrite` writes the decisions anew; check
+// the difference.
 //
 //	step source=running target=reserved     conditions; "dead", "removed", "away", "none" are hosts'; gone-ran-on, gone-process
 //	cancel                                   asked for by a person

@@ -26,16 +26,16 @@ const AwayWait = 15 * time.Second
 // Host is one end of a move, as the manager knows it.
 type Host struct {
 	Connected bool
-	// Away is how long it has been disconnected.
+	// Away is how long the host has been disconnected.
 	Away time.Duration
-	// Dead: no guest that started on it before the migration runs, because it has rebooted or is fenced.
+	// Dead: no guest that started on the host before the migration runs, because the host has rebooted or is fenced.
 	Dead bool
-	// Fenced: it is off, or has ended the guest, and will not say how the guest ended there: a person has vouched for that, or the
-	// guest's lease is over. It is also dead.
+	// Fenced: the host is off, or has ended the guest, and will not report how the guest ended. Either a person has vouched
+	// for that, or the guest's lease is over. The host is also dead.
 	Fenced bool
-	// Current: it has made its report under the present orders.
+	// Current: the host has made its report under the present orders.
 	Current bool
-	// Guest is its report of the guest; nil: it reports none.
+	// Guest is the host's report of the guest; nil: it reports none.
 	Guest *v1.GuestObserved
 }
 
@@ -155,7 +155,7 @@ func at(h Host, epoch uint64) v1.GuestCondition {
 // unread reports whether a host has a record of the guest that it cannot read now.
 func unread(h Host) bool { return h.Guest != nil && h.Guest.Epoch == 0 }
 
-// gone reports whether the copy with this epoch is gone. A process of it is evidence that it is not.
+// gone reports whether the copy with this epoch is gone. A process of the copy is evidence that it is not.
 func gone(h Host, epoch uint64) bool {
 	return at(h, epoch) == v1.GuestCondition_GUEST_CONDITION_GONE && !h.Guest.GetProcess()
 }
@@ -237,11 +237,11 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		if hasNot(m, o) {
 			return rollBack("the guest ended on %s during the transfer", m.Source)
 		}
-		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
+		return waitFor(m, "the guest ended on %s; waits for host %s to report whether it has received the complete guest", m.Source, m.Target)
 	}
 	switch {
 	case o.Source.Fenced:
-		// Whether the guest ran on there after the transfer, nobody can say any more.
+		// Nobody can say any more whether the guest ran on there after the transfer.
 		return lost("host %s was lost while the guest's memory was being sent", m.Source)
 	case o.Source.Dead && unread(o.Source):
 		return waitFor(m, "host %s died and cannot read its record of the guest yet", m.Source)
@@ -250,7 +250,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	case o.Source.Dead && hasNot(m, o):
 		return lost("host %s died while the guest's memory was being sent", m.Source)
 	case o.Source.Dead:
-		return waitFor(m, "host %s died; waits for host %s to say whether it has all of the guest", m.Source, m.Target)
+		return waitFor(m, "host %s died; waits for host %s to report whether it has received the complete guest", m.Source, m.Target)
 	case !o.Source.Connected:
 		return waitFor(m, "host %s is not reachable; the guest runs there, or is whole on %s", m.Source, m.Target)
 	case m.Cancel && o.Source.Current && at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_RUNNING:
@@ -269,8 +269,8 @@ func hasNot(m *v1.Migration, o Observed) bool {
 		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING
 }
 
-// handedOver reports whether the source's copy stopped for the transfer, did not go on, and has no process any more. It may also have died
-// before the target had all of it.
+// handedOver reports whether the source's copy stopped for the transfer, did not go on, and has no process any more. The
+// copy may also have died before the target had all of it.
 func handedOver(m *v1.Migration, o Observed) bool {
 	return o.Source.Connected && at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_SENDING && o.Source.Guest.GetHandedOver() &&
 		!o.Source.Guest.GetProcess()

@@ -9,10 +9,10 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// The model: two hosts with at most one copy of the guest each, messages that are delivered late or not at all,
-// hosts that crash, transfers that end in each way libvirt knows (also with the last reply lost, after which
-// the source runs again while the target has a whole copy). Whatever the order of events, two copies never run,
-// and once nothing fails any more the move ends.
+// The model: two hosts with at most one copy of the guest each, messages that are delivered late or not at all, hosts that
+// crash, and transfers that end in each way that libvirt knows. The last reply of a transfer may be lost: then the source
+// runs again while the target has a whole copy. Whatever the order of events, two copies never run, and once nothing fails
+// any more, the move ends.
 
 type copyState int
 
@@ -34,9 +34,9 @@ type modelHost struct {
 	handed    bool // a source whose process has ended, before libvirt says how
 	// what the manager last heard
 	heard       *v1.GuestObserved
-	heardOrder  v1.GuestRole // in force there at that time
+	heardOrder  v1.GuestRole // the order in force on the host at that time
 	heardCancel bool
-	dead        bool // the manager knows that it was started anew
+	dead        bool // the manager knows that the host has rebooted
 }
 
 type world struct {
@@ -57,7 +57,7 @@ func newWorld(t *rapid.T) *world {
 	return w
 }
 
-// current: what was heard was reported after the orders in force were taken up.
+// current reports whether the host made the heard report after it took up the orders in force.
 func (h *modelHost) current(w *world) bool {
 	source, target := Roles(w.m.State)
 	order := source
@@ -82,7 +82,7 @@ func (w *world) deliver(h *modelHost, isTarget bool) {
 		return
 	}
 	source, target := Roles(w.m.State)
-	if w.lost { // the guest is started anew under a higher epoch: both old ones are to be absent
+	if w.lost { // the guest is started again under a higher epoch, so both hosts must end their copies
 		source, target = v1.GuestRole_GUEST_ROLE_ABSENT, v1.GuestRole_GUEST_ROLE_ABSENT
 	}
 	h.order, h.cancelled = source, w.m.Cancel
@@ -103,7 +103,7 @@ func (w *world) actSource() {
 	switch h.order {
 	case v1.GuestRole_GUEST_ROLE_OUTGOING:
 		if h.cancelled && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
-			return // it does not begin
+			return // the source does not begin to send
 		}
 		if h.copy == running && w.target.copy == receiving && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
 			h.condition, w.target.condition = v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_RECEIVING
@@ -148,14 +148,14 @@ func (w *world) actTarget() {
 	}
 }
 
-// endTransfer is libvirt ending a transfer in one of its ways.
+// endTransfer ends a transfer in one of libvirt's ways.
 func (w *world) endTransfer(way int) {
 	if w.source.condition != v1.GuestCondition_GUEST_CONDITION_SENDING || w.source.crashed {
 		return
 	}
 	whole := w.target.copy == receiving && !w.target.crashed
 	switch {
-	case w.source.handed: // libvirt sees what its agent saw before, and says how it was, or is asked no more
+	case w.source.handed: // libvirt learns what its agent saw before, and reports it or is no longer asked
 		w.source.handed, w.source.condition = false, v1.GuestCondition_GUEST_CONDITION_GONE
 		if way == 0 && w.onlyThere {
 			w.source.condition = v1.GuestCondition_GUEST_CONDITION_SENT
@@ -177,8 +177,8 @@ func (w *world) endTransfer(way int) {
 	case way == 3: // source QEMU is killed
 		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
 	case way == 5 && whole && w.target.heard.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVING:
-		// The last reply is lost: whole there, and gone here without libvirt's word for why. That the transfer had
-		// begun was heard meanwhile, for it takes longer than a report.
+		// The last reply is lost: the copy is whole at the target, and gone at the source, where libvirt gives no reason.
+		// The manager has heard meanwhile that the transfer had begun, for a transfer takes longer than a report.
 		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
 		w.target.copy, w.onlyThere = received, true
 	default:
@@ -235,7 +235,7 @@ func (w *world) check() {
 	}
 }
 
-// calm lets everything be delivered, without faults, until nothing changes.
+// calm delivers everything, without faults, until nothing changes.
 func (w *world) calm(way int) {
 	for range 60 {
 		w.comeBack(&w.source)

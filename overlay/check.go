@@ -46,7 +46,7 @@ func (o *Overlay) check(ctx context.Context) []string {
 			}
 		}
 		if err := o.guardTaps(); err != nil {
-			problems = append(problems, fmt.Sprintf("guests are kept apart by the packet filter alone, and not while another program changes that: %v; "+
+			problems = append(problems, fmt.Sprintf("only the packet filter isolates guests, and they are not isolated while another program changes it: %v; "+
 				"the agent needs the capability CAP_BPF, and the kernel CONFIG_NET_CLS_BPF (`modprobe cls_bpf`)", err))
 		}
 	}

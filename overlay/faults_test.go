@@ -188,7 +188,7 @@ func TestLeftoversAreRemovedAndOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// An administrator loads the host's firewall anew, which takes the packet filter away, or its rules, or opens it.
+// An administrator reloads the host's firewall. That removes the packet filter or its rules, or opens it.
 func TestAGuestIsKeptApartWhateverIsDoneToThePacketFilter(t *testing.T) {
 	w := newWorld(t)
 	one, mate, other := w.guest(1, 0, "a1"), w.guest(1, 1, "b1"), w.guest(2, 0, "a1")
@@ -245,12 +245,12 @@ func TestAGuestIsKeptApartWhateverIsDoneToThePacketFilter(t *testing.T) {
 	}
 }
 
-// withoutSent leaves out of a listing what guests have sent.
+// withoutSent removes set sent from a listing.
 func withoutSent(listing string) string {
 	return regexp.MustCompile(`(?s)set sent \{.*?\n\t\}\n`).ReplaceAllString(listing, "")
 }
 
-// What a guest sends below IP, and as somebody else, gets no further than its tap.
+// Frames below IP and frames with another guest's address get no further than the guest's tap.
 func TestFramesThatNoGuestSendsAreDropped(t *testing.T) {
 	w := newWorld(t)
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")

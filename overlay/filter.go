@@ -25,14 +25,13 @@ import (
 // ruleset is the whole table. conntrack does not track guests' packets: a guest may move at any moment, and NAT must
 // not change its packets.
 //
-// Inside WireGuard, hosts reach only each other's tunnel: a connection to another port is dropped with its first packet.
+// Inside WireGuard, hosts reach only each other's tunnel port: the first packet of a connection to another port is dropped.
 //
-// The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
-// prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
-// overlay enabled forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent
-// (tap, destination: what a guest has sent to another, in bytes; see traffic.go); guarded (the LAN's interface, if the LAN is not trusted:
-// guests get nothing from there). If sent is full, packets pass
-// uncounted.
+// The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their prefixes);
+// pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the overlay enabled
+// forwarding); storage (tap, address of its guest, TCP port of the gateway that leads to storage); sent (tap, destination:
+// the bytes that a guest has sent to another; see traffic.go); guarded (the LAN's interface, if the LAN is not trusted:
+// guests receive no packets from there). If sent is full, packets pass uncounted.
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
 delete table inet watari
@@ -134,11 +133,12 @@ func (o *Overlay) installFilter(ctx context.Context) error {
 	return nil
 }
 
-// noteFilter notes the packet filter as it is, which is how it was just written. If it cannot be read, the next Check installs it again.
+// noteFilter stores a hash of the packet filter that was just written. If the filter cannot be read, the next Check installs
+// it again.
 func (o *Overlay) noteFilter() { o.filterSum, _ = sumOfFilter() }
 
-// sumOfFilter returns a hash of the table's rules and of its sets' elements, but for those that the kernel itself adds to count
-// what guests send. It asks the kernel directly, which takes a few milliseconds.
+// sumOfFilter returns a hash of the table's rules and of its sets' elements. It leaves out the elements that the kernel
+// itself adds to count guests' packets. It asks the kernel directly, which takes a few milliseconds.
 func sumOfFilter() (sum [sha256.Size]byte, err error) {
 	defer func() {
 		if err != nil {
@@ -249,7 +249,7 @@ func elements(words []string) string {
 	return strings.Join(words, ", ")
 }
 
-// filterGuest accepts a guest's packets. It corrects the entries of a guest that had other addresses before.
+// filterGuest makes the filter accept a guest's packets. It corrects the entries of a guest whose addresses have changed.
 func (o *Overlay) filterGuest(ctx context.Context, tap string, g Guest) error {
 	var text strings.Builder
 	old, known := o.guests[g.UID]
@@ -278,7 +278,7 @@ func (o *Overlay) unfilterGuest(ctx context.Context, tap string, g Guest) error 
 		setLine("delete", "prefixes", prefixElement(tap, g))+o.storageLines())
 }
 
-// storageElements returns the set of the ports at which the guests that are plugged in here reach storage.
+// storageElements returns the elements of set storage for the guests that are plugged in here.
 func (o *Overlay) storageElements() map[string]bool {
 	set := map[string]bool{}
 	for uid, ports := range o.storage {
@@ -292,7 +292,7 @@ func (o *Overlay) storageElements() map[string]bool {
 	return set
 }
 
-// storageLines returns what brings these ports into the filter. If that fails, changeFilter installs the whole table.
+// storageLines returns nft commands that update set storage. If they fail, changeFilter installs the whole table.
 func (o *Overlay) storageLines() string {
 	wanted := o.storageElements()
 	var text strings.Builder
@@ -306,7 +306,8 @@ func (o *Overlay) storageLines() string {
 	return text.String()
 }
 
-// OpenStorage lets guests reach these TCP ports of their gateway, by uid, and no others. A guest need not be plugged in yet.
+// OpenStorage lets guests, by uid, reach these TCP ports of their gateway, and no others. A guest need not be plugged in
+// yet.
 func (o *Overlay) OpenStorage(ctx context.Context, ports map[string][]uint16) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

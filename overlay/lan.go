@@ -60,7 +60,7 @@ var (
 		{"ipv4/conf/%s/accept_redirects", "0"},
 		{"ipv4/conf/%s/send_redirects", "0"},
 	}
-	// deviceSysctls are those of the WireGuard device, which has an IPv6 address of the host and no other.
+	// deviceSysctls are for the WireGuard device, whose only IPv6 address is the host's own.
 	deviceSysctls = append([]sysctl{
 		{"ipv6/conf/%s/disable_ipv6", "0"},
 		{"ipv6/conf/%s/addr_gen_mode", "1"},

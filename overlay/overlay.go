@@ -32,11 +32,11 @@ import (
 const (
 	// Device is the name of a host's one WireGuard device.
 	Device = "watari0"
-	// DefaultWireGuardPort is the UDP port it listens on.
+	// DefaultWireGuardPort is the UDP port that the device listens on.
 	DefaultWireGuardPort = 7072
-	// DefaultRelayPort is the UDP port of its relay. Those above it, up to 7199, are for pairs of other hosts.
+	// DefaultRelayPort is the UDP port of a host's relay. The ports above it, up to 7199, are for pairs of other hosts.
 	DefaultRelayPort = 7073
-	// RelayedPorts is the number of these ports.
+	// RelayedPorts is the number of ports for pairs.
 	RelayedPorts = 126
 	// defaultTunnelPort is the TCP port of the tunnel.
 	defaultTunnelPort = 7071
@@ -67,10 +67,10 @@ type Config struct {
 	WireGuardPort int
 	// TunnelPort is the TCP port at which hosts reach each other's tunnel inside WireGuard; 0: 7071.
 	TunnelPort int
-	// RelayPort is the UDP port at which this host answers probes. Those above it are for pairs of hosts between which it relays.
-	// 0: it does not relay.
+	// RelayPort is the UDP port at which this host answers probes. The ports above it are for pairs of hosts between which
+	// it relays. 0: it does not relay.
 	RelayPort int
-	// Changed is called when what Paths returns has changed; nil: nobody is told.
+	// Changed is called when the result of Paths has changed; it may be nil.
 	Changed func()
 	// AgentBinary is run as "AgentBinary wireguard ..." (RunWireGuard) if the kernel has no WireGuard.
 	AgentBinary string
@@ -115,14 +115,14 @@ type Overlay struct {
 	leftOut      []string                       // parts of the last NetworkWanted that make no sense, with the reasons
 	storage      map[string][]uint16            // ports of the gateway that guests may reach, by UID
 	filterSum    [sha256.Size]byte              // of the packet filter as it was last written
-	inStorage    map[string]bool                // elements of the filter's set of them
+	inStorage    map[string]bool                // elements of the filter's set storage
 	accepted     time.Time                      // when the iptables rules were last checked
 	endpoints    map[wgtypes.Key]netip.AddrPort // as last set; a peer may have roamed since
-	left         map[wgtypes.Key]time.Time      // since when peers that are still there are not wanted
+	left         map[wgtypes.Key]time.Time      // since when peers that still exist are not wanted
 	made         map[wgtypes.Key]time.Time      // when peers were made
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
 	expelled     map[wgtypes.Key]bool           // of the last NetworkWanted
-	guarded      bool                           // guests get nothing from the LAN
+	guarded      bool                           // guests receive no packets from the LAN
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
 	addressed    bool                           // the device has this host's own address, as far as that is possible

@@ -1,5 +1,5 @@
-// paths.go observes the ways to other hosts, and makes the host's relay and its own address inside WireGuard available.
-// docs/design/relay.md describes what the manager makes of it.
+// paths.go observes the paths to other hosts, and runs the host's relay. docs/design/relay.md describes how the manager uses
+// the results.
 package overlay
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// watchInterval is the time between two looks at the watched peers.
+	// watchInterval is the time between two checks of the watched peers.
 	watchInterval = 2 * time.Second
 	// firstHandshake is the time in which a new path must have had a handshake.
 	firstHandshake = 10 * time.Second
@@ -26,20 +26,20 @@ const (
 	quiet = 16 * time.Second
 )
 
-// heard is what was heard from a watched peer on its present path.
+// heard is what is known about packets from a watched peer on its present path.
 type heard struct {
 	relay    string
 	endpoint netip.AddrPort
-	since    time.Time // of this path, or of the agent's start
+	since    time.Time // since when there is this path, or the agent's start
 	received int64
 	last     time.Time // zero: nothing was heard since then
 }
 
-// hear updates what was heard from a peer, by its state in WireGuard.
+// hear updates heard from a peer's state in WireGuard.
 func (h heard) hear(w *peer, p wgtypes.Peer, now time.Time) heard {
 	if h.since.IsZero() || h.relay != w.relay || h.endpoint != w.endpoint {
 		h = heard{relay: w.relay, endpoint: w.endpoint, since: now, received: p.ReceiveBytes}
-		if now.Sub(p.LastHandshakeTime) < silence { // an earlier agent had this path, and nothing tells since when it is quiet
+		if now.Sub(p.LastHandshakeTime) < silence { // an earlier agent had this path; it is not known since when it is quiet
 			h.last = now
 		}
 	}
@@ -49,7 +49,7 @@ func (h heard) hear(w *peer, p wgtypes.Peer, now time.Time) heard {
 	return h
 }
 
-// state tells whether a peer is heard.
+// state returns the state of the path to a peer.
 func (h heard) state(p wgtypes.Peer, now time.Time) v1.PathState {
 	switch {
 	case now.Sub(p.LastHandshakeTime) < silence && now.Sub(h.last) < quiet:
@@ -60,19 +60,19 @@ func (h heard) state(p wgtypes.Peer, now time.Time) v1.PathState {
 	return v1.PathState_PATH_STATE_UNSPECIFIED
 }
 
-// watched is what is known of the peers without o.mu, which Apply may hold for long.
+// watched has what is known of the peers. It is not under o.mu, which Apply may hold for long.
 type watched struct {
 	paths []*v1.PathObserved // of WireGuard's peers, by host
 	hosts map[string]inside  // by name
 }
 
-// inside says how to reach a host inside WireGuard.
+// inside tells how to reach a host inside WireGuard.
 type inside struct {
 	address netip.Addr
-	only    bool // it cannot be reached otherwise
+	only    bool // the host cannot be reached otherwise
 }
 
-// watchPeers looks at the peers. The caller holds o.mu.
+// watchPeers checks the peers. The caller holds o.mu.
 func (o *Overlay) watchPeers(now time.Time) {
 	next := &watched{hosts: map[string]inside{}}
 	seen := map[wgtypes.Key]heard{}
@@ -104,7 +104,7 @@ func (o *Overlay) watchPeers(now time.Time) {
 	}
 }
 
-// watchPaths looks at the peers again and again, and probes, until ctx ends.
+// watchPaths checks the peers and probes periodically until ctx ends.
 func (o *Overlay) watchPaths(ctx context.Context) {
 	if o.relay != nil {
 		go o.relay.Run(ctx)
@@ -123,7 +123,7 @@ func (o *Overlay) watchPaths(ctx context.Context) {
 	}
 }
 
-// Paths returns what is known of the ways to other hosts. It does not wait for Apply.
+// Paths returns what is known of the paths to other hosts. It does not wait for Apply.
 func (o *Overlay) Paths() []*v1.PathObserved {
 	found := map[string]*v1.PathObserved{}
 	var list []*v1.PathObserved
@@ -148,7 +148,8 @@ func (o *Overlay) Paths() []*v1.PathObserved {
 	return list
 }
 
-// Inside returns a host's own address inside WireGuard; invalid: it is no peer. only: it cannot be reached otherwise.
+// Inside returns a host's own address inside WireGuard; invalid: the host is no peer. only: the host cannot be reached
+// otherwise.
 func (o *Overlay) Inside(host string) (address netip.Addr, only bool) {
 	if w := o.watched.Load(); w != nil {
 		return w.hosts[host].address, w.hosts[host].only
@@ -156,7 +157,7 @@ func (o *Overlay) Inside(host string) (address netip.Addr, only bool) {
 	return netip.Addr{}, false
 }
 
-// openRelay makes this host a relay. A host that cannot be one works without.
+// openRelay makes this host a relay. If that fails, the host works without one.
 func (o *Overlay) openRelay() {
 	opened, err := relay.Open(relay.Config{Own: relay.Key(o.key.PublicKey()), Port: uint16(o.cfg.RelayPort), Changed: o.cfg.Changed,
 		File: o.relayFile(), Log: o.log})
@@ -167,7 +168,7 @@ func (o *Overlay) openRelay() {
 	o.relay = opened
 }
 
-// relayFile is where the relay keeps what its next agent needs.
+// relayFile returns the path of the file in which the relay keeps its state for the next agent.
 func (o *Overlay) relayFile() string { return filepath.Join(o.cfg.RunDir, "relay.json") }
 
 // RelayPort returns the port of this host's relay; 0: it has none.

@@ -16,7 +16,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// egress says how packets for a prefix leave a host.
+// egress tells how packets for a prefix leave a host.
 type egress int
 
 const (
@@ -37,9 +37,9 @@ type route struct {
 // peer is a wanted WireGuard peer.
 type peer struct {
 	name      string
-	endpoint  netip.AddrPort // zero: it only dials out, and WireGuard learns where it is
+	endpoint  netip.AddrPort // zero: the host only dials out, and WireGuard learns its address
 	relay     string         // the host whose relay endpoint is; empty: none
-	watched   bool           // both ends keep the path alive, so that its silence means something
+	watched   bool           // both ends keep the path alive, so silence means that it is broken
 	dialOnly  bool
 	keepalive time.Duration // 0: none
 	held      bool          // no keepalive is sent yet, see hold
@@ -66,8 +66,8 @@ type plan struct {
 // keepalive is the interval of packets that keep a NAT's mapping for a host behind it (wg(8) recommends 25 s).
 const keepalive = 25 * time.Second
 
-// watchedKeepalive is the same for a path of which both ends tell the manager whether it works. It is shorter, so that they
-// notice soon that it does not.
+// watchedKeepalive is the same for a path whose ends report to the manager whether it works. It is shorter, so that they
+// notice a broken path soon.
 const watchedKeepalive = 5 * time.Second
 
 // hostPrefix holds the hosts' own addresses inside WireGuard. They are for the tunnel to hosts that cannot be dialled.
@@ -205,7 +205,7 @@ func (p *plan) addLocal(g Guest) {
 	}
 }
 
-// remove removes what an earlier route said about an address: the last route wins.
+// remove removes an earlier route to an address: the last route wins.
 func (p *plan) remove(prefix netip.Prefix) {
 	if p.routes[prefix].egress != egressWireGuard {
 		return
@@ -257,23 +257,23 @@ type peerChange struct {
 	allowed   []netip.Prefix // added to the peer's addresses
 }
 
-// nobody is the key of a peer to which nobody has the private key.
+// nobody is the key of a peer whose private key does not exist.
 var nobody = wgtypes.Key(sha256.Sum256([]byte("watari: nobody")))
 
 // diffPeers returns the changes of a WireGuard device: grow is applied before the routes change, shrink after.
 // WireGuard's cryptokey routing keeps one owner for each address, so adding an address to a peer removes it from its
 // earlier owner. A move from peer to peer is thus one addition without a gap.
 //
-// An address that no peer is to have is given to nobody, who is then removed. To set a peer's list of addresses anew
-// would also remove it, but WireGuard then takes all addresses from the peer before it adds the new ones, and drops the
-// packets that come between.
+// An address that no peer is to have is given to the peer nobody, which is then removed. Replacing a peer's list of
+// addresses would also remove the address. But WireGuard then takes all addresses from the peer before it adds the new ones,
+// and drops the packets that come in between.
 //
 // set holds the endpoints that were set before. The endpoint of a peer that has roamed since then is kept.
 //
-// left says since when peers are not wanted. Such a peer has no address any more, so nothing passes, but it stays as long
-// as WireGuard keeps a session. It often comes back at once, for example when all guests of a cluster go back to a
-// checkpoint. Two hosts that make each other anew at the same time begin two handshakes, which may both fail, and fail
-// again five seconds later. A peer that is expelled does not stay.
+// left says since when peers are not wanted. Such a peer has no addresses, so no packets pass. It stays as long as WireGuard
+// keeps a session, because it is often wanted again at once, for example when all guests of a cluster go back to a
+// checkpoint. If two hosts made each other again at the same time, both would begin a handshake. Both handshakes may fail,
+// and fail again five seconds later. A peer that is expelled does not stay.
 func diffPeers(wanted map[wgtypes.Key]*peer, expelled map[wgtypes.Key]bool, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, left map[wgtypes.Key]time.Time, now time.Time) (grow, shrink []peerChange) {
 	owner := map[netip.Prefix]bool{}
 	for _, w := range wanted {
@@ -324,17 +324,17 @@ func diffPeers(wanted map[wgtypes.Key]*peer, expelled map[wgtypes.Key]bool, actu
 	return grow, shrink
 }
 
-// Of two hosts that become each other's peers, the one with the lower key sends the first keepalive after beginsFirst, when the
-// other has probably made it a peer, too. The other sends one after beginsSecond, if there has been no handshake until then:
-// perhaps the first cannot reach it. If both began, their handshakes could cross on the way. Then both fail, and WireGuard tries
-// again five seconds later.
+// When two hosts become each other's peers, the host with the lower key sends the first keepalive after beginsFirst. By then
+// the other host has probably made it a peer, too. The other host sends a keepalive after beginsSecond if there has been no
+// handshake: the first host may not be able to reach it. If both began, their handshakes could cross. Then both fail, and
+// WireGuard tries again five seconds later.
 const (
 	beginsFirst  = 200 * time.Millisecond
 	beginsSecond = time.Second
 )
 
-// hold finds the peers to which no keepalive is sent yet. It returns for how long the first of them is held; 0: none is. made,
-// which it keeps, says when peers were made.
+// hold marks the peers to which no keepalive is sent yet. It returns how long the first of them is still held; 0: none is
+// held. It updates made, the times at which peers were made.
 func hold(own wgtypes.Key, wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, made map[wgtypes.Key]time.Time, now time.Time) (first time.Duration) {
 	for key, w := range wanted {
 		have, exists := actual[key]
@@ -354,7 +354,7 @@ func hold(own wgtypes.Key, wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]
 	return first
 }
 
-// noteLeft keeps left, which says since when peers of the device are not wanted.
+// noteLeft updates left, the times since which peers of the device are not wanted.
 func noteLeft(left map[wgtypes.Key]time.Time, wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, now time.Time) {
 	for key := range actual {
 		if _, known := left[key]; !known && key != nobody {
@@ -367,8 +367,8 @@ func noteLeft(left map[wgtypes.Key]time.Time, wanted map[wgtypes.Key]*peer, actu
 	})
 }
 
-// otherPath reports whether an existing peer is to be reached by another relay than before, or by none any more. A relay passes
-// packets only after a handshake, which WireGuard would begin after a silence of 15 seconds.
+// otherPath reports whether an existing peer must be reached by another relay than before, or no longer by one. A relay
+// passes packets only after a handshake, which WireGuard would begin only after a silence of 15 seconds.
 func otherPath(w *peer, have actualPeer, set netip.AddrPort) bool {
 	if w.relay != "" {
 		return have.endpoint != w.endpoint
@@ -395,7 +395,7 @@ func byAddress(x, y netip.Prefix) int {
 	return cmp.Or(x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
 }
 
-// missing returns what is in a and not in b, in order.
+// missing returns the keys that are in a and not in b, in order.
 func missing[K comparable](a, b map[K]bool, compare func(x, y K) int) []K {
 	var out []K
 	for key := range a {

@@ -501,7 +501,7 @@ func TestASilentPathIsSaidToBe(t *testing.T) {
 	is(v1.PathState_PATH_STATE_ANSWERS)
 	now = now.Add(quiet + time.Second)
 	is(v1.PathState_PATH_STATE_SILENT)
-	h = heard{} // a new agent
+	h = heard{} // a restarted agent
 	is(v1.PathState_PATH_STATE_ANSWERS)
 }
 

@@ -1,5 +1,5 @@
-// relay_test.go runs the overlay on hosts that only dial out: the router translates the addresses of a1 and b1 towards the
-// other site, and lets nothing in to them that they have not asked for.
+// relay_test.go runs the overlay on hosts that only dial out. The router translates the addresses of a1 and b1 towards the
+// other site, and passes only answers to their packets.
 package overlay_test
 
 import (
@@ -72,7 +72,7 @@ func (w *world) eventually(limit time.Duration, what string, is func() bool) {
 	}
 }
 
-// state returns what a host knows of its way to another.
+// path returns what a host knows of its path to another host.
 func (w *world) path(host, other string) nethost.Path {
 	w.t.Helper()
 	p, err := w.hosts[host].Path(other)
@@ -171,7 +171,7 @@ func TestARelayJoinsHostsThatOnlyDialOut(t *testing.T) {
 	w.must(w.tunnelPasses("a1", "b1", 7071))
 	w.must(w.tunnelPasses("b1", "a1", 7071))
 
-	// A new agent of the relay goes on without orders.
+	// A restarted agent of the relay continues without orders.
 	begun = time.Now()
 	_, err := w.hosts["a2"].StartAgent()
 	w.must(err)

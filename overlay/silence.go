@@ -54,7 +54,7 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses, or let both ends reach a third host, which then relays"
 }
 
-// where says for people where a peer is expected.
+// where describes for people where a peer is expected.
 func (p *peer) where() string {
 	switch {
 	case p.relay != "":

@@ -1,5 +1,5 @@
-// tapfilter.go filters at each guest's tap, below IP. The programs do not depend on the packet filter: a firewall that an
-// administrator loads anew takes nftables' tables away, and not these. Nor do they depend on the agent.
+// tapfilter.go filters at each guest's tap, below IP. These programs do not depend on the packet filter: a firewall that an
+// administrator reloads removes nftables' tables, but not these programs. They do not depend on the agent either.
 package overlay
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a program at a tap returns (linux/pkt_cls.h).
+// Results of a program at a tap (linux/pkt_cls.h).
 const (
 	tcPass = 0
 	tcDrop = 2
@@ -29,7 +29,7 @@ const (
 	skbVLAN   = 20
 )
 
-// Places in a frame: Ethernet without a VLAN tag, and IPv4 without options where a port or a type is looked at.
+// Offsets in a frame: Ethernet without a VLAN tag, and IPv4 without options where a program reads a port or a type.
 const (
 	atTarget      = 0  // MAC
 	atSource      = 6  // MAC
@@ -53,9 +53,9 @@ const (
 	icmpTimeExceeded = 11
 )
 
-// fromGuest returns the program for a guest's frames. They pass if they come from the guest's own MAC and IPv4 address, and go
-// to the gateway's MAC: to an address of the cluster, or to the gateway's as an echo request or to one of these TCP ports.
-// Nothing else passes, be it ARP, IPv6 or a VLAN.
+// fromGuest returns the program for a guest's frames. A frame passes if it comes from the guest's own MAC and IPv4 address,
+// and goes to the gateway's MAC. Its IP destination must be an address of the cluster, or the gateway's for an echo request
+// or one of these TCP ports. No other frame passes, including ARP, IPv6 and VLAN.
 func fromGuest(g Guest, ports []uint16) asm.Instructions {
 	program := begin()
 	program = append(program, wants(atType, asm.Half, unix.ETH_P_IP)...)
@@ -84,8 +84,8 @@ func fromGuest(g Guest, ports []uint16) asm.Instructions {
 	return append(program, drop()...)
 }
 
-// toGuest returns the program for frames to a guest: from an address of its cluster, from the gateway, or, from anywhere, word
-// that a packet did not arrive.
+// toGuest returns the program for frames to a guest. They must come from an address of its cluster or from the gateway, or
+// be ICMP messages that a packet did not arrive.
 func toGuest(g Guest) asm.Instructions {
 	program := begin()
 	program = append(program, wants(atType, asm.Half, unix.ETH_P_IP)...)
@@ -105,7 +105,8 @@ func toGuest(g Guest) asm.Instructions {
 	return append(program, drop()...)
 }
 
-// begin begins a program: it drops what is too short for IPv4, so that all fields up to there can be read, and VLANs.
+// begin begins a program. It drops VLAN frames, and frames too short for an IPv4 header, so that the program can read all
+// fields of the header.
 func begin() asm.Instructions {
 	program := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)} // LoadAbs reads from the frame of R6
 	program = append(program, wantsLength(endOfIP)...)
@@ -116,7 +117,7 @@ func wantsLength(least int32) asm.Instructions {
 	return asm.Instructions{asm.LoadMem(asm.R2, asm.R6, skbLength, asm.Word), asm.JLT.Imm(asm.R2, least, "drop")}
 }
 
-// wants drops what has another value at a place.
+// wants drops frames that have another value at an offset.
 func wants(at int32, size asm.Size, value uint32) asm.Instructions {
 	return asm.Instructions{asm.LoadAbs(at, size), asm.JNE.Imm32(asm.R0, int32(value), "drop")}
 }
@@ -125,7 +126,7 @@ func wantsMAC(at int32, mac net.HardwareAddr) asm.Instructions {
 	return append(wants(at, asm.Word, binary.BigEndian.Uint32(mac)), wants(at+4, asm.Half, uint32(binary.BigEndian.Uint16(mac[4:])))...)
 }
 
-// wantsPrefix drops what has an address in R0 that is not in a prefix.
+// wantsPrefix drops frames if the address in R0 is not in a prefix.
 func wantsPrefix(prefix netip.Prefix) asm.Instructions {
 	mask := binary.BigEndian.Uint32(net.CIDRMask(prefix.Bits(), 32))
 	return asm.Instructions{asm.And.Imm32(asm.R0, int32(mask)), asm.JNE.Imm32(asm.R0, int32(number(prefix.Masked().Addr())), "drop")}
@@ -144,7 +145,8 @@ func number(address netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(four[:])
 }
 
-// guardTap puts the programs on a guest's tap. A program that is there already stays; another one is replaced without a gap.
+// guardTap attaches the programs to a guest's tap. It leaves a present program with the same name, and replaces another one
+// without a gap.
 func (o *Overlay) guardTap(link netlink.Link, g Guest) error {
 	ports := slices.Sorted(slices.Values(o.storage[g.UID]))
 	name := fmt.Sprintf("watari %x", sha256.Sum256(fmt.Appendf(nil, "1 %s %v", g.alias(), ports)))[:23]
@@ -158,7 +160,7 @@ func (o *Overlay) guardTap(link netlink.Link, g Guest) error {
 	return nil
 }
 
-// guard puts a program on one side of a tap. The name tells whether it is there; then it is not written.
+// guard attaches a program to one side of a tap, unless a program of that name is already there.
 func (o *Overlay) guard(link netlink.Link, parent uint32, name string, write func() asm.Instructions) error {
 	if filters, err := o.handle.FilterList(link, parent); err == nil && slices.ContainsFunc(filters, func(f netlink.Filter) bool {
 		own, is := f.(*netlink.BpfFilter)
@@ -185,8 +187,8 @@ func (o *Overlay) guard(link netlink.Link, parent uint32, name string, write fun
 	return nil
 }
 
-// guardTaps puts the programs on all taps that lack them. Check does so again and again, and reports why it fails. The caller holds
-// o.mu.
+// guardTaps attaches the programs to all taps that lack them. Check calls it each time, and reports its error. The caller
+// holds o.mu.
 func (o *Overlay) guardTaps() error {
 	var errs []error
 	for uid, g := range o.guests {

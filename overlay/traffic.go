@@ -1,5 +1,5 @@
-// traffic.go reads what guests of this host have sent to other guests. The packet filter counts it where packets leave the
-// guest, so that each packet is counted once in a cluster, and also if it stays on this host.
+// traffic.go reads how much guests of this host have sent to other guests. The packet filter counts packets where they leave
+// the guest. So each packet is counted once in a cluster, even if it stays on this host.
 package overlay
 
 import (
@@ -22,8 +22,8 @@ const (
 	nameSize = 16
 )
 
-// Sent returns the bytes that each guest of this host has sent to each address, by the guest's tap. The counts only grow, but
-// begin anew after a minute of silence, or when the filter is installed again. Sent does not wait for Apply.
+// Sent returns the bytes that each guest of this host has sent to each address, by the guest's tap. The counts only grow,
+// but start again at zero after a minute of silence, or when the filter is installed again. Sent does not wait for Apply.
 func (o *Overlay) Sent() (map[string]map[netip.Addr]uint64, error) {
 	connection, err := nftables.New()
 	if err != nil {

@@ -1,6 +1,6 @@
 package overlay_test
 
-// traffic_test.go looks at what is counted of guests' traffic.
+// traffic_test.go checks the counts of guests' traffic.
 
 import (
 	"net/netip"
@@ -10,7 +10,7 @@ import (
 	"watari/overlay"
 )
 
-// Each guest's host counts what the guest sends, wherever the other guest is, and only that.
+// Each guest's host counts only what the guest sends, wherever the other guest is.
 func TestTrafficIsCountedOnceAtTheSender(t *testing.T) {
 	w := newWorld(t)
 	one, here, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a1"), w.guest(1, 2, "a2"), w.guest(1, 3, "b1")

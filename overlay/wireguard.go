@@ -65,7 +65,7 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 			return nil, fmt.Errorf("bring up WireGuard device %s: %w", Device, err)
 		}
 	}
-	// The process and its device may be those of an earlier version, without the address.
+	// The process and its device may come from an earlier version, and lack the address.
 	if !o.addressed {
 		if err := setInterfaceSysctls(Device, deviceSysctls); err != nil {
 			return nil, err
@@ -94,7 +94,7 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 	return shrink, nil
 }
 
-// begin sends keepalives to peers for which hold has held them.
+// begin sends keepalives to peers that were held (see hold).
 func (o *Overlay) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

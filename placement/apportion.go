@@ -1,6 +1,6 @@
 package placement
 
-// apportion.go - gives each host a number of a cluster's equal guests in proportion to what it computes.
+// apportion.go - divides a cluster's equal guests among hosts in proportion to what the hosts compute.
 
 import (
 	"cmp"
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Share is what a host can have of a cluster's guests.
+// Share describes a host among which a cluster's guests are divided.
 type Share struct {
 	Host     string
 	Capacity float64 // what it computes for the cluster in a second
@@ -18,14 +18,14 @@ type Share struct {
 	Least, Most int
 }
 
-// even is how far apart two remainders are if they differ.
+// even is the least difference at which two remainders count as different.
 const even = 1e-9
 
 // Apportion divides n guests among hosts by the method of the largest remainder: each host gets the whole part of its exact
-// share, and the hosts with the largest rests get one more each. Of all divisions this one has the least sum of differences
-// from the exact shares. A host that would get less or more than its bounds gets its bound, and the others share what is left.
-// Of equal rests, those come first where the guest is already, then those with more capacity. The result is shorter of n if
-// the hosts cannot have more.
+// share, and the hosts with the largest remainders get one more each. Of all divisions this one has the least sum of
+// differences from the exact shares. A host that would get less or more than its bounds gets its bound, and the others share
+// the other guests. Of hosts with equal remainders, a host that has the guest already comes first, then the host with more
+// capacity. The sum of the result is less than n if the hosts cannot have more.
 func Apportion(n int, hosts []Share) []int {
 	counts := make([]int, len(hosts))
 	exact := exactShares(n, hosts)
@@ -60,7 +60,7 @@ func Apportion(n int, hosts []Share) []int {
 // exactShares returns the hosts' shares of n in proportion to their capacities, within their bounds.
 func exactShares(n int, hosts []Share) []float64 {
 	exact, fixed := make([]float64, len(hosts)), make([]bool, len(hosts))
-	for range hosts { // each round but the last fixes a host
+	for range hosts { // each round but the last one fixes a host
 		left, capacity := float64(n), 0.0
 		for i, h := range hosts {
 			if fixed[i] {
@@ -97,7 +97,7 @@ func exactShares(n int, hosts []Share) []float64 {
 	return exact
 }
 
-// Slowest returns for how long the host computes that needs longest for one unit of work of each of its guests, seconds.
+// Slowest returns how long the slowest host computes for one unit of work of each of its guests, in seconds.
 func Slowest(counts []int, hosts []Share) (longest float64) {
 	for i, n := range counts {
 		if n > 0 {

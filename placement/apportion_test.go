@@ -20,7 +20,7 @@ func TestApportionAsThePaper(t *testing.T) {
 	if got := Apportion(16, shares(0.7, 0.3, 0.6)); !slices.Equal(got, []int{7, 3, 6}) {
 		t.Errorf("%v", got)
 	}
-	// Measured speeds are not as round.
+	// The measured speeds are not round.
 	if got := Apportion(16, shares(0.69, 0.31, 0.58)); !slices.Equal(got, []int{7, 3, 6}) {
 		t.Errorf("%v", got)
 	}
@@ -48,7 +48,7 @@ func TestApportionWithinBounds(t *testing.T) {
 	}
 }
 
-// No division of small instances is nearer to the exact shares, and bounds hold.
+// In small instances, no division is nearer to the exact shares, and the bounds hold.
 func TestApportionIsNearestToTheExactShares(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -99,7 +99,7 @@ func each(hosts []Share, n int, counts []int, f func([]int)) {
 	}
 }
 
-// What a host says of its speed may be anything.
+// A host may report any speed.
 func TestApportionEndsWithOddCapacities(t *testing.T) {
 	for _, c := range []float64{math.Inf(1), math.MaxFloat64, math.NaN(), -1} {
 		Apportion(4, shares(c, 1, c))

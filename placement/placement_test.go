@@ -69,8 +69,8 @@ func TestKVMBeforeEmulation(t *testing.T) {
 	}
 }
 
-// A plan is compared with the plainest one imaginable: guests go to hosts that fit, and as long as every host
-// has room the numbers of guests differ by one at most.
+// A plan is compared with the simplest rule: guests go to hosts that fit, and as long as every host has room, the numbers of
+// guests differ by one at most.
 func TestPlanAgainstPlainReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hosts := make([]Host, rapid.IntRange(1, 8).Draw(t, "hosts"))

@@ -18,12 +18,12 @@ import (
 type Variable struct {
 	Name  string
 	Means string // for people, with the unit
-	// Measured: it is known of a sample only, so that `match` cannot use it.
+	// Measured: the variable is known only from a sample, so `match` cannot use it.
 	Measured bool
 	kind     *cel.Type
 }
 
-// Variables are all of them.
+// Variables are all variables.
 var Variables = []Variable{
 	{"host.name", "the host's name", false, cel.StringType},
 	{"host.site", "the host's site", false, cel.StringType},
@@ -42,7 +42,7 @@ var Variables = []Variable{
 	{"host.terminal_idle", "time since somebody typed on a terminal; 10 years if that is not known", true, cel.DurationType},
 }
 
-// never is the idle time of a device that the host does not have, or on which nobody was seen.
+// never is the idle time of a device that the host does not have, or at which nobody was seen.
 const never = 10 * 365 * 24 * time.Hour
 
 // costLimit bounds the evaluation of an expression, in CEL's units: a comparison costs about one.
@@ -52,7 +52,7 @@ const costLimit = 10_000
 const (
 	// maxExpression is the largest size of an expression, in bytes.
 	maxExpression = 1 << 10
-	// maxExpressionDepth bounds brackets and calls in each other.
+	// maxExpressionDepth bounds nested brackets and calls.
 	maxExpressionDepth = 40
 	// maxPattern is the largest size of a regular expression, in bytes, and maxPatternSteps that of its program: "a{100}" has
 	// about 100 steps.
@@ -126,7 +126,8 @@ func compile(env *cel.Env, text string) (*Expression, error) {
 	return &Expression{Text: text, program: program}, nil
 }
 
-// checkPatterns bounds the regular expressions of an expression. They have to be known now: CEL would compile others each time.
+// checkPatterns bounds the regular expressions of an expression. They must be constants: CEL would compile others at each
+// evaluation.
 func checkPatterns(checked *cel.Ast) error {
 	// The types of nodes have no names in the packages that this one may import.
 	all := listOf(checked.NativeRep().Expr())
@@ -200,7 +201,7 @@ func hostVariables(h *v1.Host) map[string]any {
 func variables(h *v1.Host, s *v1.HostSample) map[string]any {
 	all := hostVariables(h)
 	all["host.memory_available"] = float64(s.GetMemoryAvailableBytes())
-	if s.GetSeconds() > 0 { // without rates, a condition on them cannot be evaluated, so that it does not hold
+	if s.GetSeconds() > 0 { // without rates, a condition on them cannot be evaluated, and does not hold
 		all["host.owner_cpu"], all["host.guests_cpu"], all["host.system_cpu"] = s.GetCpuOwner(), s.GetCpuGuests(), s.GetCpuSystem()
 		all["host.cpu_pressure"], all["host.memory_pressure"], all["host.io_pressure"] =
 			s.GetCpuPressure().GetSome(), s.GetMemoryPressure().GetSome(), s.GetIoPressure().GetSome()

@@ -1,6 +1,6 @@
 package policy
 
-// locality.go - the policy that brings guests together which talk to each other.
+// locality.go - the policy that brings guests which talk to each other closer together.
 
 import (
 	"time"
@@ -8,7 +8,7 @@ import (
 	"watari/locality"
 )
 
-// Locality brings guests closer to those with which they talk.
+// Locality brings guests closer to the guests with which they talk.
 type Locality struct {
 	Bounds
 	Distance  locality.Distance
@@ -18,7 +18,7 @@ type Locality struct {
 	Interval  time.Duration // between two looks at a cluster
 }
 
-// Looks reports whether a policy is on that looks at what guests use or with whom they talk, and how often the policies look.
+// Looks reports whether a policy is on that considers guests' use or their traffic, and how often such policies look.
 func (p *Policy) Looks() (every time.Duration, is bool) {
 	every, is = p.Rebalances()
 	if p == nil || p.Locality == nil {
@@ -30,7 +30,8 @@ func (p *Policy) Looks() (every time.Duration, is bool) {
 	return every, true
 }
 
-// CanStay reports whether a policy of that name moves guests that could stay, rather than away from hosts that it has withdrawn.
+// CanStay reports whether the policy of that name moves guests that could stay, not guests that have to leave a withdrawn
+// host.
 func CanStay(name string) bool {
 	return Rebalancing(name) || name == LocalityName || name == ApportionName
 }
@@ -50,7 +51,7 @@ type (
 	}
 )
 
-// What locality has where nothing is written.
+// The defaults of policy locality.
 const (
 	localityCoolDown  = 10 * time.Minute
 	localityHorizon   = 10 * time.Minute

@@ -30,9 +30,10 @@ const (
 	// maxExpressions bounds the expressions of the file, and maxExpressionsText their bytes together.
 	maxExpressions     = 200
 	maxExpressionsText = 16 << 10
-	// maxDepth bounds how deep lists and groups of keys lie in each other. The YAML parser's work grows with its square.
+	// maxDepth bounds nested lists and groups of keys. The YAML parser's work grows with the square of the depth.
 	maxDepth = 20
-	// maxEmptyLines, maxKeys (of a group) and maxKey (bytes) bound what else costs the YAML parser the square of its number.
+	// maxEmptyLines, maxKeys (of a group) and maxKey (bytes) bound other parts for which the YAML parser's work grows with
+	// the square.
 	maxEmptyLines = 1000
 	maxKeys       = 50
 	maxKey        = 64
@@ -168,7 +169,7 @@ type (
 	}
 )
 
-// Parse reads a policy file. The error is a *LineError with the first wrong line, if it lies in one.
+// Parse reads a policy file. The error is a *LineError with the first wrong line, if it is in a line.
 func Parse(text string) (*Policy, error) {
 	if len(text) > MaxText {
 		return nil, fmt.Errorf("the policy has %d bytes; it may have %d", len(text), MaxText)
@@ -219,7 +220,8 @@ func Parse(text string) (*Policy, error) {
 	return p, nil
 }
 
-// decode reads the YAML of a policy. It checks the words before it parses them, since some small texts cost the parser minutes.
+// decode reads the YAML of a policy. It checks the tokens before it parses them, since some small texts cost the parser
+// minutes.
 func decode(text string, f *file) error {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	if before, _, found := strings.Cut(text, "\r"); found {
@@ -262,7 +264,7 @@ func decode(text string, f *file) error {
 	return nil
 }
 
-// refused are the parts of YAML that a policy does not have.
+// refused are the parts of YAML that a policy must not have.
 var refused = map[token.Type]string{
 	token.AnchorType:     "a policy has no anchors (&); write the value where it is used, or in quotation marks if it begins with &",
 	token.AliasType:      "a policy has no aliases (*); repeat the value, or write it in quotation marks if it begins with *",
@@ -279,12 +281,12 @@ type block struct {
 	keys   int
 }
 
-// check refuses what a policy does not have, and whatever costs the parser more than its size.
+// check refuses parts of YAML that a policy must not have, and texts that cost the parser far more than their size.
 func check(tokens token.Tokens) error {
 	var (
 		open    []block // by column
 		flow    int     // open brackets
-		content bool    // something was there before
+		content bool    // the text has content before this token
 		ended   bool    // by ...
 	)
 	enter := func(column int, list bool) *block {
@@ -368,7 +370,7 @@ func (n *nulls) Visit(node ast.Node) ast.Visitor {
 	return n
 }
 
-// wanted says what has to stand where something else does.
+// wanted says what is expected in a place.
 func wanted(list bool) string {
 	if list {
 		return "a list is wanted here, such as [a, b]"
@@ -406,7 +408,7 @@ func (r *reader) readZone(s *scalar) {
 	r.zone = zone
 }
 
-// wait reads a time such as "90s", "5m" or "1h30m"; missing: what it is if nothing is written.
+// wait reads a time such as "90s", "5m" or "1h30m". missing is the result if nothing is written.
 func (r *reader) wait(s *scalar, key string, missing time.Duration) time.Duration {
 	if s == nil {
 		return missing
@@ -454,7 +456,7 @@ func (r *reader) expression(env *cel.Env, s *scalar, key string) *Expression {
 	return nil
 }
 
-// match reads the expression that chooses hosts; missing: all of them.
+// match reads the expression that chooses hosts. If it is missing, all hosts match.
 func (r *reader) match(s *scalar) *Expression {
 	if s == nil {
 		return everyHost
@@ -585,7 +587,7 @@ func (r *reader) window(w windowText, line int, key string) (made Window) {
 	return made
 }
 
-// instant reads a time with its zone, or of the file's zone.
+// instant reads a time with a zone. Without one, the file's zone counts.
 func (r *reader) instant(s *scalar) time.Time {
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04Z07:00"} {
 		if at, err := time.Parse(layout, s.text); err == nil {

@@ -1,5 +1,5 @@
-// Package policy decides which hosts guests have to leave without anybody asking, and how. It reads the policy file, and
-// evaluates its conditions on what hosts have measured. It is pure: text, samples and times go in, decisions come out.
+// Package policy decides which hosts guests have to leave without a person's request, and how. It reads the policy file, and
+// evaluates its conditions on hosts' samples. It is pure: text, samples and times go in, decisions come out.
 package policy
 
 import (
@@ -26,8 +26,8 @@ const (
 	PackName        = "pack"
 	SpreadName      = "spread"
 	LocalityName    = "locality"
-	// ApportionName is that of moves that keep the guests of abstract clusters in proportion to the hosts' speeds. It is no part
-	// of the policy file: whoever makes such a cluster asks for it.
+	// ApportionName is the policy of moves that keep the guests of abstract clusters in proportion to the hosts' speeds. It
+	// is not part of the policy file: a user asks for it by making an abstract cluster.
 	ApportionName = "apportion"
 )
 
@@ -44,18 +44,19 @@ type Policy struct {
 	Exempt      Exempt
 }
 
-// OwnerRule says how the owner's presence shows on the hosts that it matches. The first rule that matches a host is the
-// host's.
+// OwnerRule says how the presence of an owner shows on the hosts that the rule matches. The first rule that matches a host
+// applies.
 type OwnerRule struct {
 	Match *Expression
 	Busy  []Condition // the owner is back if one of them holds
 	Idle  Condition   // the owner is away
 }
 
-// HasOwner reports whether hosts of the rule can be their owner's. A rule without conditions exempts its hosts from later rules.
+// HasOwner reports whether hosts of the rule can have an owner. A rule without conditions exempts its hosts from later
+// rules.
 func (r *OwnerRule) HasOwner() bool { return r != nil && len(r.Busy) > 0 }
 
-// Condition is an expression that counts once it has held for a time without a break.
+// Condition is an expression that counts once it has held for a time without interruption.
 type Condition struct {
 	When *Expression
 	For  time.Duration
@@ -65,8 +66,8 @@ type Condition struct {
 type Harvest struct {
 	Bounds
 	Throttle Throttle
-	// SuspendAfter is how long guests may stay without a place elsewhere before their cluster is suspended: it waits in a checkpoint
-	// until there is room. Negative: it never is.
+	// SuspendAfter is how long guests may stay without a place elsewhere before their cluster is suspended: it waits in a
+	// checkpoint until there is room. Negative: never.
 	SuspendAfter time.Duration
 }
 
@@ -74,7 +75,7 @@ type Harvest struct {
 type Throttle struct {
 	Weight    uint32        // against 100 of each other machine of the host; 0: as usual
 	Permille  uint32        // of each virtual CPU's time; 0: no limit
-	StopAfter time.Duration // from then on guests are stopped; negative: they never are
+	StopAfter time.Duration // then guests are stopped; negative: never
 }
 
 // Maintenance empties hosts before and during windows.
@@ -83,10 +84,10 @@ type Maintenance struct {
 	Windows []MaintenanceWindow
 }
 
-// MaintenanceWindow is a time in which the hosts that it matches have no guests.
+// MaintenanceWindow is a time in which the hosts that it matches must have no guests.
 type MaintenanceWindow struct {
 	Match *Expression
-	Lead  time.Duration // guests begin to leave so long before
+	Lead  time.Duration // how long before the window guests begin to leave
 	Window
 }
 
@@ -99,7 +100,7 @@ type Bounds struct {
 	Exempt       Exempt
 }
 
-// Exempt names what policies never move.
+// Exempt names the guests that policies never move.
 type Exempt struct {
 	Clusters []string // patterns of path.Match
 	Guests   []string
@@ -147,7 +148,7 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
-// Apportion are the bounds of moves that keep guests in proportion to the hosts' speeds.
+// Apportion has the bounds of moves that keep guests in proportion to the hosts' speeds.
 var Apportion = &Bounds{CoolDown: 5 * time.Minute}
 
 // BoundsOf returns the bounds of a policy, and why it makes guests leave a host, with %s for the host; nil: it is off.
@@ -182,7 +183,7 @@ func Withdrawn(h *v1.Host, policy string) *v1.Withdrawal {
 	return nil
 }
 
-// OwnerUses is what users are told of a host that is withdrawn because of its owner.
+// OwnerUses is what users are told about a host that is withdrawn because of its owner.
 const OwnerUses = "its owner uses it"
 
 // Why says why policies keep guests from a host; empty: they do not.
@@ -191,13 +192,14 @@ func Why(h *v1.Host) string {
 	case len(w) == 0:
 		return ""
 	case w[0].Policy == HarvestName:
-		return OwnerUses // by which condition is for administrators
+		return OwnerUses // only administrators see the condition
 	default:
 		return fmt.Sprintf("%s: %s", w[0].Policy, w[0].Reason)
 	}
 }
 
-// GuestLimits returns the limits of the guests on a host; nil: they have none.
+// GuestLimits returns the limits of the guests on a host; nil: they have none. again is when the limits change; zero: they
+// do not.
 func (p *Policy) GuestLimits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, again time.Time) {
 	w := Withdrawn(h, HarvestName)
 	if w == nil || p == nil || p.Harvest == nil {
@@ -218,6 +220,6 @@ func (p *Policy) GuestLimits(h *v1.Host, now time.Time) (limits *v1.GuestLimits,
 	return limits, again
 }
 
-// stopped is the share of time of a guest that is stopped, in thousandths. Its virtual CPUs stand still for practical
-// purposes. With less, a virtual CPU may hold a lock of QEMU's for so long that the guest's own move takes longer.
+// stopped is the processor time of a stopped guest, in thousandths. For practical purposes the guest's virtual CPUs do not
+// run. With less time, a virtual CPU could hold a lock of QEMU's so long that the guest's own move would take longer.
 const stopped uint32 = 5

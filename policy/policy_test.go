@@ -125,7 +125,7 @@ func keys(n int) (text string) {
 	return text
 }
 
-// staircase returns n groups of keys in each other.
+// staircase returns n nested groups of keys.
 func staircase(n int) (text string) {
 	for i := range n {
 		text += strings.Repeat(" ", i) + "a:\n"
@@ -136,7 +136,7 @@ func staircase(n int) (text string) {
 // long returns an expression, or a pattern, of n bytes.
 func long(n int) string { return strings.Repeat("host.lent||", n/11+1)[:n-n%11] + "true||true"[:n%11] }
 
-// TestWhatIsAllowed reads what lies within the bounds.
+// TestWhatIsAllowed reads texts within the bounds.
 func TestWhatIsAllowed(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "comment": "# none\n", "header": "# none\n---\nharvest: {}\n", "end": "harvest: {}\n...\n", "nothing": "---\n",
@@ -156,7 +156,7 @@ func TestWhatIsAllowed(t *testing.T) {
 	}
 }
 
-// TestWork bounds the work of Parse, which the memory that it takes from the heap shows, for the most costly files.
+// TestWork bounds the work of Parse for the most costly files. The measure is the memory that Parse takes from the heap.
 func TestWork(t *testing.T) {
 	fill := func(before, text, after string, n int) string {
 		return before + strings.Repeat(text, n/len(text)) + after
@@ -205,7 +205,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was read can be used.
+		// The policy that was read can be used.
 		h, now := host("a", true), time.Date(2026, 11, 28, 23, 0, 0, 0, time.UTC)
 		p.Rule(h)
 		w := NewWatcher()
@@ -262,7 +262,7 @@ func TestTheDefault(t *testing.T) {
 		at(100+i, input(301), true)
 	}
 	at(280, input(301), false)
-	// A program of the owner's counts after 5 s.
+	// A program of the owner counts after 5 s.
 	for i := range 5 {
 		at(300+i, &v1.HostSample{CpuOwner: 2}, false)
 	}
@@ -283,7 +283,7 @@ func TestSignals(t *testing.T) {
 	if w.See(p, h, &v1.HostSample{Seconds: 1, CpuOwner: 3}, at(1)) {
 		t.Error("a sample that says the same changes something")
 	}
-	// A sample without rates does not end what holds.
+	// A sample without rates does not end conditions that hold.
 	if w.See(p, h, &v1.HostSample{}, at(2)) {
 		t.Error("a sample without rates changes something")
 	}
@@ -294,7 +294,7 @@ func TestSignals(t *testing.T) {
 	if back, reason, _ = w.Signals("a", at(3)).Owner(false, at(3)); !back || reason != "host.owner_cpu > 1.0 for 3s" {
 		t.Errorf("after 3 s: %v %q", back, reason)
 	}
-	// Nothing is known after a gap, and what holds begins anew.
+	// After a gap nothing is known, and conditions begin to hold anew.
 	if w.Signals("a", at(20)) != nil {
 		t.Error("signals of a host that has been silent")
 	}
@@ -310,13 +310,13 @@ func TestSignals(t *testing.T) {
 	if back, _, again = w.Signals("a", at(5)).Owner(false, at(5)); back || !again.Equal(at(8)) {
 		t.Errorf("after the clock was set back: %v, again %v", back, again)
 	}
-	// Another policy forgets.
+	// A new policy makes the watcher forget the signals of the old one.
 	if !w.See(parse(t, Default), h, &v1.HostSample{Seconds: 1}, at(6)) && w.Signals("a", at(6)).Rule != nil {
 		t.Error("the host has a rule of another policy")
 	}
 }
 
-// Rates from before a gap say nothing of now.
+// Rates from before a gap do not describe the present.
 func TestRatesBeforeAGap(t *testing.T) {
 	p := parse(t, "owners:\n- busy:\n  - when: host.owner_cpu > 1.0\n  - when: host.input_idle < duration(\"1s\")\n  idle: {when: host.owner_cpu < 0.5}\n")
 	start := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -331,7 +331,7 @@ func TestRatesBeforeAGap(t *testing.T) {
 	if back, _, _ := s.Owner(true, later); !back {
 		t.Error("the owner is away, though nothing is known of the rates")
 	}
-	// What is known counts all the same.
+	// Values that are known count all the same.
 	w.See(p, h, &v1.HostSample{Owner: &v1.OwnerActivity{InputIdle: number(0)}}, later.Add(time.Second))
 	if back, _, _ := w.Signals("a", later.Add(time.Second)).Owner(false, later.Add(time.Second)); !back {
 		t.Error("a key is not noticed without rates")

@@ -7,34 +7,35 @@ import (
 	"time"
 )
 
-// Objective says what the moves of a policy have to gain.
+// Objective says how much the moves of a policy have to gain.
 type Objective struct {
 	Weight    float64       // against other policies
 	LeastGain float64       // of a move, in the policy's unit times its weight
 	Interval  time.Duration // between two looks
 }
 
-// Balance moves guests away from hosts on which they wait for processors. It gains processors' worth of waiting.
+// Balance moves guests away from hosts on which they wait for processors. Its unit of gain is one waiting processor.
 type Balance struct {
 	Bounds
 	Objective
 	Guests bool // hosts have the same numbers of busy guests, whatever their size and speed
 }
 
-// Pack moves guests together, so that hosts are free. It gains hosts.
+// Pack moves guests together to free hosts. Its unit of gain is a host.
 type Pack struct {
 	Bounds
 	Objective
-	MaxLoad float64 // demand against what processors give; hosts are not filled further
+	MaxLoad float64 // demand relative to processor time; hosts are not filled further
 }
 
-// Spread moves the guests of a cluster apart, as its spread asks. It gains guests that share a host or a site with one less.
+// Spread moves the guests of a cluster apart, as its spread asks. Its unit of gain is one guest less with which a guest
+// shares a host or a site.
 type Spread struct {
 	Bounds
 	Objective
 }
 
-// Rebalances reports whether a policy is on that decides by what guests use, and how often the policies look.
+// Rebalances reports whether a policy is on that decides by use, and how often such policies look.
 func (p *Policy) Rebalances() (every time.Duration, is bool) {
 	look := func(o Objective) {
 		if !is || o.Interval < every {
@@ -57,7 +58,7 @@ func (p *Policy) Rebalances() (every time.Duration, is bool) {
 	return every, is
 }
 
-// Rebalancing reports whether a policy of that name moves guests by what they use, rather than away from hosts.
+// Rebalancing reports whether the policy of that name moves guests by their use, not away from hosts.
 func Rebalancing(name string) bool {
 	return name == BalanceName || name == PackName || name == SpreadName
 }
@@ -107,7 +108,7 @@ func (r *reader) interval(s *scalar) time.Duration {
 	return every
 }
 
-// decimal reads a number that may have a point.
+// decimal reads a number that may have a decimal point.
 func (r *reader) decimal(s *scalar, key string, low, high, missing float64) float64 {
 	if s == nil {
 		return missing

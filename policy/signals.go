@@ -1,6 +1,6 @@
 package policy
 
-// signals.go - since when the conditions of hosts hold.
+// signals.go - how long the conditions of hosts have held.
 
 import (
 	"fmt"
@@ -10,16 +10,16 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// staleAfter is the usual Watcher.Stale. Conditions that held before begin anew after it.
+// staleAfter is the usual Watcher.Stale. After such a gap, conditions begin to hold anew.
 const staleAfter = 5 * time.Second
 
-// Signal is since when a condition holds.
+// Signal is the time since which a condition holds.
 type Signal struct {
 	Since time.Time // zero: it does not hold
 	Error string    // why it could not be evaluated; empty: it was
 }
 
-// Signals are what the samples of a host say. They never change: a new sample that says something else makes new ones.
+// Signals are the results of a host's conditions. They never change: a sample with other results makes new Signals.
 type Signals struct {
 	Text string     // of the policy whose conditions these are
 	Rule *OwnerRule // of the host; nil: none matches it
@@ -39,7 +39,7 @@ type Watcher struct {
 type watched struct {
 	signals *Signals
 	sample  *v1.HostSample // the last one with rates
-	host    *v1.Host       // for which rule was found
+	host    *v1.Host       // the host for which rule was found
 	at      time.Time      // of the last sample
 }
 
@@ -83,7 +83,7 @@ func (w *Watcher) See(p *Policy, h *v1.Host, sample *v1.HostSample, now time.Tim
 	return changed
 }
 
-// rates returns the sample with the rates of the one before it if it has none. If neither has, the result has none.
+// rates returns the sample, with the rates of an earlier sample if it has none. If no sample has rates, the result has none.
 func (w *watched) rates(sample *v1.HostSample) *v1.HostSample {
 	if sample.Seconds > 0 {
 		w.sample = sample
@@ -153,13 +153,13 @@ func (w *Watcher) All(now time.Time) map[string]*Signals {
 // Forget forgets hosts that do not exist any more.
 func (w *Watcher) Forget(there map[string]*v1.Host) {
 	if len(w.hosts) <= len(there) {
-		return // perhaps some are forgotten later
+		return // forgotten hosts may stay in memory until later
 	}
 	maps.DeleteFunc(w.hosts, func(name string, _ *watched) bool { return there[name] == nil })
 }
 
-// Owner decides whether a host is its owner's, as it was before, from its signals. again is when the answer may change without
-// a new signal; zero: it may not.
+// Owner decides from a host's signals whether its owner is back. back is the decision before. again is when the answer may
+// change without a new signal; zero: it may not.
 func (s *Signals) Owner(back bool, now time.Time) (isBack bool, reason string, again time.Time) {
 	if s == nil || s.Rule == nil || len(s.Busy) == 0 {
 		return back, "", time.Time{}
@@ -189,7 +189,7 @@ func (c Condition) hold() string {
 	return fmt.Sprintf(" for %v", c.For)
 }
 
-// held reports whether a condition has held for a time, and if not, when it will have.
+// held reports whether a condition has held for a time, and if not, when it will have done so.
 func (s Signal) held(wait time.Duration, now time.Time) (bool, time.Time) {
 	if s.Since.IsZero() {
 		return false, time.Time{}

@@ -1,6 +1,6 @@
 package policy
 
-// windows.go - times that come once or every week.
+// windows.go - times that occur once or weekly.
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 // Window is a time: once from Begin to End, or on each of Days from From to To.
 type Window struct {
 	Begin, End time.Time
-	Days       []time.Weekday // empty: every day; those on which the window begins
+	Days       []time.Weekday // the days on which the window begins; empty: every day
 	From, To   time.Duration  // since midnight; To may be before From, on the next day
-	Zone       *time.Location // nil: Begin and End count
+	Zone       *time.Location // nil: the window is once, from Begin to End
 }
 
 // Around returns the window that contains a time, or the next one if it begins within lead.
@@ -22,7 +22,7 @@ func (w Window) Around(now time.Time, lead time.Duration) (begin, end time.Time,
 		return w.Begin, w.End, !now.Before(w.Begin.Add(-lead)) && now.Before(w.End)
 	}
 	local := now.In(w.Zone)
-	// One that began yesterday may still be open, and one that begins some days from now may be within lead.
+	// A window that began yesterday may still be open, and one that begins some days from now may be within lead.
 	for day := -1; day <= int(lead/(24*time.Hour))+1; day++ {
 		date := time.Date(local.Year(), local.Month(), local.Day()+day, 0, 0, 0, 0, w.Zone)
 		if len(w.Days) > 0 && !slices.Contains(w.Days, date.Weekday()) {
@@ -45,7 +45,7 @@ func (w Window) Has(now time.Time) bool {
 	return found
 }
 
-// clock returns the time of a day at which clocks show the given time since midnight.
+// clock returns the time at which clocks show the given time since midnight on a day.
 func clock(date time.Time, since time.Duration) time.Time {
 	return time.Date(date.Year(), date.Month(), date.Day(), int(since/time.Hour), int(since/time.Minute)%60, 0, 0, date.Location())
 }

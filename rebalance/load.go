@@ -1,6 +1,7 @@
 package rebalance
 
-// load.go - the term of policy balance: guests that wait for processors, and clusters that wait for their slowest guest.
+// load.go - the term of policy balance: the cost of guests that wait for processors, and of clusters that wait for their
+// slowest guest.
 
 import (
 	"cmp"
@@ -8,22 +9,22 @@ import (
 	"slices"
 )
 
-// Load is the cost of guests that do not get what they would use. A host that guests ask for D processors, that has C for them, with
-// speed S, stretches the time that their work takes by max(1, D/C)/S. The cost is the demand of each guest, times the stretch of
-// its host (for a part), and times that of the slowest host of its cluster (for the other part), since the ranks of an MPI
-// program wait for the slowest one. A small part of D*D/(C*S) prefers emptier hosts where nobody waits yet.
+// Load is the cost of guests that get less processor time than they would use. A host with capacity C, speed S, and demand D
+// of its guests stretches the time of their work by max(1, D/C)/S. The cost of a guest is its demand, times the stretch of
+// its host (for one part), and times that of the slowest host of its cluster (for the other part), since the ranks of an MPI
+// program wait for the slowest one. A small part of D*D/(C*S) prefers emptier hosts where no guest waits yet.
 type Load struct {
 	stretch  []float64
 	clusters []loadCluster
 	on       []counts // clusters with busy guests on each host, by number
-	hot      []int    // hosts by what the leaving of a guest saves
-	cool     []int    // hosts by what the arrival of a guest costs
+	hot      []int    // hosts, by the cost that a leaving guest saves
+	cool     []int    // hosts, by the cost that an arriving guest adds
 	least    float64  // the least stretch that a host can have
 	sorted   bool
 	stamp    int
 }
 
-// loadCluster is what a cluster's guests ask for, and where.
+// loadCluster is the demand of a cluster's guests, and their hosts.
 type loadCluster struct {
 	demand float64
 	hosts  counts  // of busy guests
@@ -37,7 +38,7 @@ type slow struct {
 }
 
 const (
-	// coupled is the part of the cost that counts by the slowest host of a cluster.
+	// coupled is the part of the cost that depends on the slowest host of a cluster.
 	coupled = 0.5
 	// preferEmpty is the weight of D*D/(C*S).
 	preferEmpty = 0.02
@@ -56,7 +57,7 @@ func hostCost(h *Host, demand float64) float64 {
 	return (1-coupled)*demand*stretched(h, demand) + preferEmpty*demand*demand/(h.Capacity*h.Speed)
 }
 
-// Begin takes the places before any proposal.
+// Begin reads the places before any proposal.
 func (l *Load) Begin(s *State) {
 	*l = Load{stretch: make([]float64, len(s.Hosts)), clusters: make([]loadCluster, len(s.Clusters)), on: make([]counts, len(s.Hosts)), stamp: l.stamp}
 	for i := range s.Hosts {
@@ -153,7 +154,7 @@ func (l *Load) Gain(s *State, guest, to int) float64 {
 	return gain
 }
 
-// Moved follows a move.
+// Moved updates the costs after a move.
 func (l *Load) Moved(s *State, guest, from, to int) {
 	l.sorted = l.sorted && s.trying
 	own := s.Of[guest]
@@ -172,7 +173,7 @@ func (l *Load) Moved(s *State, guest, from, to int) {
 	l.rank(own)
 }
 
-// sort sorts the hosts by what a little more or less demand changes.
+// sort sorts the hosts by how a small change of demand changes the cost.
 func (l *Load) sort(s *State) {
 	if l.sorted {
 		return
@@ -212,7 +213,7 @@ func (l *Load) Guests(s *State, n int) (guests []int) {
 	return guests
 }
 
-// Targets returns the hosts, those first on which a guest costs least.
+// Targets returns the hosts, beginning with those on which the guest costs least.
 func (l *Load) Targets(s *State, _ int) []int {
 	l.sort(s)
 	return l.cool

@@ -1,6 +1,6 @@
 package rebalance
 
-// pack.go - the term of policy pack: hosts that have guests, and demand above a bound.
+// pack.go - the term of policy pack: the cost of hosts with guests, and of demand above a bound.
 
 import (
 	"cmp"
@@ -12,7 +12,8 @@ import (
 type Pack struct {
 	// MaxLoad is the load above which guests leave a host.
 	MaxLoad float64
-	// FillTo is the load up to which hosts are filled. It is a little less, so that a host need not be left again soon.
+	// FillTo is the load up to which hosts are filled. It is a little less than MaxLoad, so that guests need not leave the
+	// host again soon.
 	FillTo float64
 }
 
@@ -30,10 +31,10 @@ func (p *Pack) hostCost(s *State, host, guests int, demand float64) float64 {
 	return 1 + overload*p.over(&s.Hosts[host], demand)
 }
 
-// Begin has nothing to do: State counts the guests.
+// Begin does nothing: State counts the guests.
 func (p *Pack) Begin(*State) {}
 
-// Moved has nothing to do.
+// Moved does nothing.
 func (p *Pack) Moved(*State, int, int, int) {}
 
 // Cost returns the whole cost.
@@ -64,8 +65,8 @@ func (p *Pack) Guests(s *State, n int) (guests []int) {
 	return guests
 }
 
-// Targets returns the hosts that can be filled with the guest: those with guests first, and the fullest first. Then come the hosts
-// that cannot, those first that have least too much.
+// Targets returns the hosts. First come the hosts that can be filled with the guest, in the order of room. Then come the
+// other hosts, by the demand that would exceed the bound, the least first.
 func (p *Pack) Targets(s *State, guest int) []int {
 	fit := p.room(s, guest, true)
 	var others []int
@@ -82,7 +83,8 @@ func (p *Pack) Targets(s *State, guest int) []int {
 // mostRoom bounds the hosts that room returns.
 const mostRoom = 16
 
-// room returns hosts that can be filled with a guest, the fullest first, and those without guests last, or not at all.
+// room returns hosts that can be filled with a guest, the fullest first. Hosts without guests come last, or not at all if
+// empty is false.
 func (p *Pack) room(s *State, guest int, empty bool) []int {
 	compare := func(a, b int) int {
 		return cmp.Or(min(1, len(s.On[b]))-min(1, len(s.On[a])), cmp.Compare(load(&s.Hosts[b], s.Demand[b]), load(&s.Hosts[a], s.Demand[a])), a-b)
@@ -103,14 +105,14 @@ func (p *Pack) room(s *State, guest int, empty bool) []int {
 
 // Bounds of the search for a host that can be freed.
 const (
-	mostLeft  = 32   // hosts, one after the other
-	mostMoved = 16   // guests
-	mostTried = 2000 // places of guests
-	mostOpen  = 4    // empty hosts that could take the guests of two
+	mostLeft  = 32   // hosts to try, one after the other
+	mostMoved = 16   // guests to move
+	mostTried = 2000 // places of guests to try
+	mostOpen  = 4    // empty hosts to try for the guests of two hosts
 )
 
-// empty finds a host all of whose guests have room on other hosts with guests. Hosts with few guests are tried first. If there is
-// none, it looks for two hosts whose guests have room elsewhere if one empty host is used.
+// empty finds a host whose guests all have room on other hosts with guests. It tries hosts with few guests first. If there
+// is none, it looks for two hosts whose guests have room elsewhere if one empty host is used.
 func (p *Pack) empty(s *State, may func(guest, to int) bool) []step {
 	var hosts, open []int
 	for i := range s.Hosts {
@@ -155,8 +157,8 @@ func (p *Pack) leavable(s *State, host int) bool {
 	return movable
 }
 
-// leave finds a place for each guest of some hosts, the largest guest first; nil: it finds none. opened is a host without guests that
-// may be used; -1: none. tried counts the places that were tried.
+// leave finds a place for each guest of some hosts, the largest guest first; nil: it finds none. opened is a host without
+// guests that may be used; -1: none. tried counts the tried places.
 func (p *Pack) leave(s *State, hosts []int, opened int, tried *int, may func(guest, to int) bool) (steps []step) {
 	var guests []int
 	for _, h := range hosts {
@@ -203,7 +205,7 @@ func (p *Pack) leave(s *State, hosts []int, opened int, tried *int, may func(gue
 	return steps
 }
 
-// Why says what the move frees.
+// Why explains what the move frees.
 func (p *Pack) Why(s *State, guest, to int) string {
 	from, d := s.At[guest], s.Guests[guest].Demand
 	if a := &s.Hosts[from]; p.over(a, s.Demand[from]) > 0 {

@@ -1,7 +1,7 @@
-// Package rebalance proposes moves of guests that run, so that hosts and guests are used better. It is pure: what hosts and guests
-// use goes in, proposals with their reasons come out. Terms say what is worth how much: load (balance), occupied hosts (pack),
-// uneven clusters (spread), and others. Constraints say what must not happen: package placement's filters, a cluster's spread,
-// and what the caller forbids.
+// Package rebalance proposes moves of running guests to make better use of hosts. It is pure: the use of hosts and guests
+// goes in, proposals with their reasons come out. Terms are the costs of a placement: load (balance), occupied hosts (pack),
+// uneven clusters (spread), and others. Constraints are what a move must not violate: package placement's filters, a
+// cluster's spread, and what the caller forbids.
 package rebalance
 
 import (
@@ -14,29 +14,29 @@ import (
 	"watari/placement"
 )
 
-// Host is a host with what its guests may use.
+// Host is a host, with the resources for its guests.
 type Host struct {
 	placement.Host
-	// Capacity is the processors' worth of time that guests may use, without what the owner and the system use; more than 0.
+	// Capacity is how many processors' time guests may use, without the use of the owner and the system; more than 0.
 	Capacity float64
-	Speed    float64 // of a processor, against 1; more than 0
+	Speed    float64 // of a processor, relative to 1; more than 0
 	Turns    int     // how many more moves may begin here now, as source or target
 	Closed   string  // why no move may begin here now, whatever Turns says; empty: it may
-	Measured bool    // something counts on what is free here, and would move its guests if more came: pack fills it with none
+	Measured bool    // a cluster counts on the free processors here: pack adds no guest
 }
 
 // Guest is a guest that has a host.
 type Guest struct {
 	Name, Cluster string
-	Host          int     // index; of a guest that moves, the target
+	Host          int     // index; of a moving guest, the target
 	Demand        float64 // processors' worth of time that it would use on an idle host
 	Request       *placement.Request
-	Stays         string  // why nobody may move it now; empty: they may
+	Stays         string  // why no policy may move it now; empty: they may
 	Seconds       float64 // that a move takes
 	Lost          float64 // the work that a move costs, in seconds of one processor
 }
 
-// Term is one part of the objective, as a cost. It follows the guests' places by Moved.
+// Term is one part of the objective, as a cost. Moved keeps it up to date with the guests' places.
 type Term interface {
 	// Begin is called first, with the places before any proposal.
 	Begin(s *State)
@@ -44,13 +44,13 @@ type Term interface {
 	Cost(s *State) float64
 	// Gain returns by how much the cost falls if a guest moves to another host.
 	Gain(s *State, guest, to int) float64
-	// Moved tells that a guest has moved. s shows it already.
+	// Moved reports that a guest has moved. s shows the move already.
 	Moved(s *State, guest, from, to int)
 	// Guests returns up to n guests whose move may gain most, best first.
 	Guests(s *State, n int) []int
 	// Targets returns hosts to which a move of the guest may gain, best first. The caller does not change the slice.
 	Targets(s *State, guest int) []int
-	// Why says in words what the move to a host is good for, before it is made.
+	// Why explains what the move to a host gains. It is called before the move is made.
 	Why(s *State, guest, to int) string
 }
 
@@ -63,22 +63,22 @@ type emptier interface {
 // step is one move.
 type step struct{ guest, to int }
 
-// Policy is a term, and what its administrator asks.
+// Policy is a term with its administrator's settings.
 type Policy struct {
 	Name   string
 	Term   Term
-	Weight float64 // of the term's costs against those of others
+	Weight float64 // of the term's costs, relative to others
 	// LeastGain is the least by which a move must lower the weighted cost of all terms, less the work that it loses.
 	LeastGain float64
 	// Horizon is the time for which a gain is expected to last, in seconds. Lost work is spread over it.
 	Horizon float64
 	// Left is how many more moves the policy may begin; negative: any number.
 	Left int
-	// Silent policies propose nothing here. Their costs count all the same.
+	// Silent policies propose no moves. Their costs count all the same.
 	Silent bool
 }
 
-// Problem is what a round decides about.
+// Problem is the input of a round.
 type Problem struct {
 	Hosts    []Host
 	Guests   []Guest
@@ -92,8 +92,8 @@ type Problem struct {
 type Proposal struct {
 	Guest, From, To int // indexes
 	Policy          string
-	// Gain is by how much the weighted cost falls, and Cost the work that the move loses over the policy's horizon. Of moves of one
-	// group they are those of the whole group.
+	// Gain is by how much the weighted cost falls. Cost is the work that the move loses, spread over the policy's horizon.
+	// For a move of a group, both are those of the whole group.
 	Gain, Cost float64
 	Seconds    float64 // that the move takes
 	// Group is the same for moves that only gain together; 0: the move stands alone.
@@ -101,20 +101,20 @@ type Proposal struct {
 	Why   string
 }
 
-// Net is what is gained after all.
+// Net is the gain less the cost.
 func (p Proposal) Net() float64 { return p.Gain - p.Cost }
 
 const (
-	mostGuests = 120 // that one look for a move considers
-	mostTarget = 8   // for each of them
-	mostWalked = 200 // hosts that are asked until mostTarget take it
+	mostGuests = 120 // considered in one search for a move
+	mostTarget = 8   // targets for each of them
+	mostWalked = 200 // hosts to ask until mostTarget can take it
 	mostPairs  = 3000
 	mostFreed  = 4  // hosts that a plan frees
-	pairGuests = 60 // that a pair of moves begins with
-	pairHosts  = 6  // for each of them
+	pairGuests = 60 // guests with which a pair of moves begins
+	pairHosts  = 6  // targets for each of them
 )
 
-// Plan returns proposals in the order in which they gain most. Each guest moves at most once.
+// Plan returns proposals, those with the largest gain first. Each guest moves at most once.
 func (p *Problem) Plan() (proposals []Proposal) {
 	s := newState(p)
 	groups := 0
@@ -161,7 +161,8 @@ func (p *Problem) Cost() float64 {
 	return cost
 }
 
-// Back returns by how much the cost grows if a guest goes back to a host: what its move from there gains as things are now.
+// Back returns by how much the cost grows if a guest goes back to a host: the gain of its move from there, in the present
+// state.
 func (s *State) Back(guest, source int) float64 {
 	gain, _ := s.gain(guest, source)
 	return -gain
@@ -174,7 +175,7 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 		policy := &s.Policies[i]
 		one := policy.Weight * policy.Term.Gain(s, guest, to)
 		sum += one
-		if (by == nil || one > most) && !policy.Silent { // a gain may be no number
+		if (by == nil || one > most) && !policy.Silent { // a gain may be NaN
 			most, by = one, policy
 		}
 	}
@@ -184,7 +185,8 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 // Move is a guest's move to a host.
 type Move struct{ Guest, To int }
 
-// Try makes moves together if they gain more than they cost, spread over a horizon in seconds. It reports whether they do.
+// Try makes moves together if they gain more than they cost, spread over a horizon in seconds. It reports whether it made
+// them.
 func (s *State) Try(moves []Move, horizon float64) bool {
 	net := 0.0
 	from := make([]int, len(moves))
@@ -226,7 +228,7 @@ func (s *State) refuses(guest, to int) string {
 	if s.spreadGain(guest, to) < 0 {
 		return "its cluster would be spread less evenly"
 	}
-	// Messages to another site take long, so that a host there has to be much better. Nothing here knows how much.
+	// Messages to another site take long, so a host there would have to be much better. The terms do not know how much.
 	if c := &s.Clusters[s.Of[guest]]; len(c.Guests) > 1 && c.sites.of(s.site[to]) == 0 && s.Guests[guest].Request.Spread != spreadSite {
 		return "no guest of its cluster is at site " + s.Hosts[to].Site
 	}
@@ -290,7 +292,7 @@ func (s *State) bestMove() (best *Proposal) {
 	return best
 }
 
-// bestPair returns the two moves that gain most together, such as two guests that change places; nil: none gain enough.
+// bestPair returns the two moves that gain most together, such as a swap of two guests; nil: no pair gains enough.
 func (s *State) bestPair(left int) (best []Proposal) {
 	if left < 2 {
 		return nil
@@ -339,7 +341,7 @@ func (s *State) bestPair(left int) (best []Proposal) {
 	return best
 }
 
-// partners returns guests that may move together with a guest that moves: those on either host, and those of its cluster.
+// partners returns guests that may move together with a moving guest: the guests of both hosts, and those of its cluster.
 func (s *State) partners(guest, from, to int) (list []int) {
 	s.stamp++
 	s.seenGuest[guest] = s.stamp
@@ -354,7 +356,7 @@ func (s *State) partners(guest, from, to int) (list []int) {
 	return list
 }
 
-// bestGroup takes the moves that free one host, and returns them; nil: none can be freed.
+// bestGroup takes the moves that free one host, and returns them; nil: no host can be freed, or the moves gain too little.
 func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	term, is := policy.Term.(emptier)
 	if !is || left <= 0 {
@@ -390,12 +392,12 @@ func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 // Option is a host to which a guest could move.
 type Option struct {
 	Host   int
-	Policy string  // that would gain most
-	Net    float64 // what would be gained after all
-	Refuse string  // why it does not move there; empty: it would
+	Policy string  // the policy that would gain most
+	Net    float64 // the gain less the cost
+	Refuse string  // why the guest does not move there; empty: it would
 }
 
-// Consider returns what each other host would gain for a guest, the best first, as if nothing else moved.
+// Consider returns the options of a guest on all other hosts, the best first, as if nothing else moved.
 func (p *Problem) Consider(guest int) (options []Option) {
 	s := newState(p)
 	for to := range p.Hosts {

@@ -95,7 +95,7 @@ func TestPlansKeepTheirBounds(t *testing.T) {
 			if after := p.Cost(); m.Group == 0 && (before-after-m.Gain > 1e-6 || m.Gain-(before-after) > 1e-6) {
 				t.Fatalf("move %d was to gain %v, and gains %v", i, m.Gain, before-after)
 			}
-			to.MemoryUsed += gib // the source has the guest still
+			to.MemoryUsed += gib // the source has the guest until the move ends
 			moved[m.Guest] = true
 			begun[m.Policy]++
 			turns[m.From]--
@@ -138,7 +138,7 @@ func TestWhereNobodyWaitsNothingMoves(t *testing.T) {
 }
 
 func TestAClusterWaitsForItsSlowestGuest(t *testing.T) {
-	// Three hosts; a cluster of guests on all of them, of which a2 is slow by a guest of another cluster.
+	// Three hosts have a cluster's guests. A guest of another cluster slows down the cluster's guest on a2.
 	p := two(Policy{Name: "balance", Term: &Load{}}, 1, 1, 1, 2)
 	p.Hosts = append(p.Hosts, p.Hosts[0])
 	p.Hosts[2].Name = "a3"

@@ -1,6 +1,7 @@
 package rebalance
 
-// spread.go - the term of policy spread: clusters that are less even over hosts or sites than they ask to be.
+// spread.go - the term of policy spread: the cost of clusters that are spread less evenly over hosts or sites than they ask
+// for.
 
 import (
 	"fmt"
@@ -10,14 +11,14 @@ import (
 
 const spreadSite = v1.Spread_SPREAD_SITE
 
-// Spread is the cost of uneven clusters: half of the sum of squares of each cluster's guests on each host, and at each site if it
-// asks for that. A move lowers it by at least 1 if it makes the cluster more even.
+// Spread is the cost of uneven clusters: half of the sum of squares of each cluster's guests on each host, and at each site
+// if the cluster asks for that. A move that makes the cluster more even lowers the cost by at least 1.
 type Spread struct{}
 
-// Begin has nothing to do: State counts the guests.
+// Begin does nothing: State counts the guests.
 func (Spread) Begin(*State) {}
 
-// Moved has nothing to do.
+// Moved does nothing.
 func (Spread) Moved(*State, int, int, int) {}
 
 // Cost returns the whole cost.
@@ -63,7 +64,7 @@ func (Spread) Guests(s *State, n int) (guests []int) {
 	return guests
 }
 
-// Targets returns the hosts, those with the fewest guests of the cluster first.
+// Targets returns the hosts, beginning with those with the fewest guests of the cluster.
 func (Spread) Targets(s *State, guest int) []int {
 	if !spreads(s.Guests[guest].Request.Spread) {
 		return nil
@@ -81,7 +82,7 @@ func (Spread) Targets(s *State, guest int) []int {
 	return append(empty, others...)
 }
 
-// Why says how the cluster is spread.
+// Why explains how the cluster is spread.
 func (Spread) Why(s *State, guest, to int) string {
 	from, c := s.At[guest], &s.Clusters[s.Of[guest]]
 	return fmt.Sprintf("host %s has %d guests of cluster %s, and %s has %d", s.Hosts[from].Name, c.hosts.of(from), s.Guests[guest].Cluster, s.Hosts[to].Name, c.hosts.of(to))

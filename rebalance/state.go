@@ -1,6 +1,6 @@
 package rebalance
 
-// state.go - where guests are while a plan grows.
+// state.go - the guests' places while a plan grows.
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 	"watari/placement"
 )
 
-// State is the guests' places: those of the problem, with the moves that are proposed already.
+// State is the guests' places in the problem, with the moves that are already proposed.
 type State struct {
 	*Problem
 	At       []int     // the host of each guest
@@ -24,21 +24,21 @@ type State struct {
 	site   []int // of each host, a number
 	moved  []bool
 	begun  map[string]int // moves that were taken, by policy
-	trying bool           // a move is tried, and taken back before anything is sorted again
+	trying bool           // a move is tried, and will be taken back before anything is sorted again
 	// Marks of what a search has seen.
 	stamp     int
 	seenHost  []int
 	seenGuest []int
 }
 
-// Cluster is where a cluster's guests are.
+// Cluster is the places of a cluster's guests.
 type Cluster struct {
 	Guests []int
 	hosts  counts
 	sites  counts
 }
 
-// counts are how many guests are at some hosts or sites. They are few, so that a list is faster than a map.
+// counts are the numbers of guests at some hosts or sites. There are few, so a list is faster than a map.
 type counts []struct{ at, n int }
 
 func (c counts) of(at int) int {
@@ -106,14 +106,14 @@ func newState(p *Problem) *State {
 	return s
 }
 
-// host returns a host as the filters see it.
+// host returns a host as placement's filters see it.
 func (s *State) host(i int) placement.Host {
 	h := s.Hosts[i].Host
 	h.MemoryUsed, h.VCPUs = s.memory[i], s.vcpus[i]
 	return h
 }
 
-// fits reports whether a host has memory for a guest. It is the filter that refuses most, and this is faster.
+// fits reports whether a host has memory for a guest. This check refuses most hosts, and is faster than the filter.
 func (s *State) fits(guest, to int) bool {
 	return s.memory[to]+s.Guests[guest].Request.Shape.GetMemoryBytes() <= s.Hosts[to].MemoryBytes
 }
@@ -137,7 +137,7 @@ func (s *State) shift(guest, to int) {
 	}
 }
 
-// reserve uses a host's memory and virtual CPUs for a guest, or gives them back.
+// reserve adds a guest's memory and virtual CPUs to a host's, or takes them away again.
 func (s *State) reserve(guest, host, sign int) {
 	shape := s.Guests[guest].Request.Shape
 	if sign < 0 {
@@ -149,13 +149,13 @@ func (s *State) reserve(guest, host, sign int) {
 	s.vcpus[host] += shape.GetVcpus()
 }
 
-// turn uses a turn of both hosts of a move, or gives it back.
+// turn uses a turn of both hosts of a move, or gives the turns back.
 func (s *State) turn(from, to, sign int) {
 	s.turns[from] -= sign
 	s.turns[to] -= sign
 }
 
-// take makes a proposal part of the plan. The guest uses resources at both ends until it has moved.
+// take adds a proposal to the plan. The guest uses resources at both ends until it has moved.
 func (s *State) take(p Proposal) {
 	s.reserve(p.Guest, p.To, 1)
 	s.turn(p.From, p.To, 1)
@@ -164,8 +164,8 @@ func (s *State) take(p Proposal) {
 	s.shift(p.Guest, p.To)
 }
 
-// spreadGain returns by how much more evenly a guest's cluster is spread if the guest moves, as its spread asks; 0 if it asks for
-// none. It is half of the sum of squares of the guests at each site and on each host.
+// spreadGain returns by how much more evenly a guest's cluster is spread if the guest moves; 0: the cluster asks for no
+// spread. The measure is half of the sum of squares of the guests at each site and on each host.
 func (s *State) spreadGain(guest, to int) float64 {
 	spread := s.Guests[guest].Request.Spread
 	if !spreads(spread) {

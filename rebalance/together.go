@@ -1,11 +1,11 @@
 package rebalance
 
-// together.go - the term of policy locality: bytes times distance between guests. Package locality finds the moves; here the term
-// keeps moves of other policies from pulling apart what talks to each other, unless they gain more.
+// together.go - the term of policy locality: bytes times distance between guests. Package locality finds the moves. Here the
+// term keeps other policies from moving apart guests that talk to each other, unless such a move gains more.
 
 // Together is the cost of guests that talk to guests on other hosts.
 type Together struct {
-	// Peers are those with which each guest exchanges bytes.
+	// Peers are the guests with which each guest exchanges bytes.
 	Peers [][]Peer
 	// Distance is what a byte costs between two hosts.
 	Distance func(a, b int) float64
@@ -17,10 +17,10 @@ type Peer struct {
 	Rate  float64 // bytes per second, both ways
 }
 
-// togetherUnit is how many bytes times distance, in a second, cost as much as one waiting processor.
+// togetherUnit is the bytes times distance, per second, that cost as much as one waiting processor.
 const togetherUnit = 100e6
 
-// Begin has nothing to prepare.
+// Begin does nothing.
 func (*Together) Begin(*State) {}
 
 // at returns what a guest costs on a host.
@@ -44,7 +44,7 @@ func (t *Together) Gain(s *State, guest, to int) float64 {
 	return t.at(s, guest, s.At[guest]) - t.at(s, guest, to)
 }
 
-// Moved has nothing to follow.
+// Moved does nothing.
 func (*Together) Moved(*State, int, int, int) {}
 
 // Guests returns none: package locality proposes the moves.
@@ -53,5 +53,5 @@ func (*Together) Guests(*State, int) []int { return nil }
 // Targets returns none.
 func (*Together) Targets(*State, int) []int { return nil }
 
-// Why is not asked.
+// Why is never called: the term proposes no moves.
 func (*Together) Why(*State, int, int) string { return "" }

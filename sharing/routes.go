@@ -12,7 +12,7 @@ import (
 // FanOut is the number of hosts that fetch a blob from one host at a time.
 const FanOut = 2
 
-// StallTime is how long the host that fetches a blob from outside may get no byte. Then another host takes over.
+// StallTime is how long the host that fetches a blob from outside may get no byte before another host takes over.
 const StallTime = 20 * time.Second
 
 // Host is Routes' view of a host of a site that is connected and able to share.

@@ -16,7 +16,7 @@ func TestRoutes(t *testing.T) {
 		name  string
 		hosts []Host
 		last  string
-		want  string // for each host's name: "outside", or its sources
+		want  string // by each host's name: "outside", or its sources
 	}{
 		{"nobody wants it", []Host{{Name: "a1"}, {Name: "a2"}}, "", ""},
 		{"one alone", []Host{wants("a1")}, "", "a1: outside"},
@@ -63,7 +63,7 @@ func text(routes map[string]Route) string {
 	return strings.Join(lines, "; ")
 }
 
-// check checks the properties that any routes must have, in a simple way.
+// check checks the properties of all routes in a simple way.
 func check(t *testing.T, hosts []Host, routes map[string]Route, root string) {
 	t.Helper()
 	byName, holders, seekers := map[string]Host{}, 0, 0
@@ -209,8 +209,8 @@ func TestASiteFetchesEachUnitOnceFromOutside(t *testing.T) {
 	}
 }
 
-// Hosts die with their content, links to the outside break, and the manager forgets its choice. As long as the link of
-// one host works, all living hosts get the blob.
+// Hosts die with their content, links to the outside break, and the manager forgets its choice. As long as the link of one
+// host works, all living hosts get the blob.
 func TestBadLuckEndsWithTheBlobEverywhere(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// ErrNoSource means that the manager no longer names a source for a blob that only hosts have. The host should look at
-// its current order: perhaps it should wait for another host's template.
+// ErrNoSource means that the manager no longer names a source for a blob that only hosts have. The host should read its
+// current order: perhaps it should wait for another host's template.
 var ErrNoSource = errors.New("the manager names no host that has it")
 
 const (
@@ -19,7 +19,7 @@ const (
 	AbsentPatience = 2 * time.Second
 	// FailedPause is the time before a host asks again a source that was unreachable or broke off.
 	FailedPause = 2 * time.Second
-	// Patience is how long a host fetches a blob without enough progress before it turns to the manager unasked.
+	// Patience is how long a host fetches a blob without enough progress before it turns to the manager by itself.
 	Patience = time.Minute
 )
 
@@ -58,8 +58,8 @@ type Choice struct {
 	Reason string
 }
 
-// NextSource decides where a host fetches a blob from. seen has what the host knows of its sources. quiet is the time
-// since it last made enough progress with the blob.
+// NextSource decides where a host fetches a blob from. seen has the host's knowledge of its sources. quiet is the time since
+// it last made enough progress with the blob.
 //
 // If only hosts have the blob and the manager names none, the host gives up after OrderPatience.
 //

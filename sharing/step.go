@@ -1,6 +1,6 @@
 package sharing
 
-// step.go - a host's choice how to get a template that it needs.
+// step.go - a host's choice of how to get a template that it needs.
 
 import "time"
 

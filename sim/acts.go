@@ -1,6 +1,6 @@
 package sim
 
-// acts.go - what an agent's acts do to the host.
+// acts.go - the effects of an agent's acts on the host.
 
 import (
 	"errors"
@@ -27,7 +27,8 @@ var (
 // libvirtTimeout is how long an agent waits for a call of libvirt that hangs.
 const libvirtTimeout = 10 * time.Second
 
-// carryOut does an act. Its effect comes after a while; its end is told to the agent after another, if that lives.
+// carryOut does an act. The effect comes after a delay. After another delay the agent learns how the act ended, if that
+// agent still lives.
 func (h *host) carryOut(a machine.Act) {
 	life := h.life
 	end := func(r machine.Result) { h.ended(life, a.ID, r) }
@@ -129,7 +130,7 @@ func (h *host) carryOut(a machine.Act) {
 	}
 }
 
-// onDisk writes something after a while, unless the disk is full or the host has lost power. A write that is under way when
+// onDisk writes to disk after a delay, unless the disk is full or the host has lost power. A write that is under way when
 // the agent is killed may still be made.
 func (h *host) onDisk(usual time.Duration, written func(ok bool), vital bool) {
 	powers := h.powers
@@ -160,13 +161,14 @@ func (h *host) readRecord(uid string) machine.Result {
 	return machine.Result{}
 }
 
-// fate is how a call of libvirt ended for its caller.
+// fate is how a libvirt call ended for its caller.
 type fate struct {
 	err       error
 	uncertain bool
 }
 
-// call has libvirt do something. If it hangs, the caller gives up after a time, and the effect comes when it goes on.
+// call makes a libvirt call. If libvirt hangs, the caller gives up after libvirtTimeout, and the effect comes when libvirt
+// goes on.
 func (h *host) call(usual time.Duration, do func() error, end func(fate), over ...func()) {
 	powers, told := h.powers, false
 	answer := func(f fate) {
@@ -195,7 +197,7 @@ func (h *host) call(usual time.Duration, do func() error, end func(fate), over .
 			answer(fate{err: errLibvirt})
 		default:
 			err := do()
-			if h.sim.faulty && h.sim.chance(1) { // it was done, and the answer is lost
+			if h.sim.faulty && h.sim.chance(1) { // the call was made, and the answer is lost
 				answer(fate{errHyper, true})
 				return
 			}
@@ -205,7 +207,7 @@ func (h *host) call(usual time.Duration, do func() error, end func(fate), over .
 	h.sim.after(h.sim.latency(usual), attempt)
 }
 
-// setLibvirt changes how libvirt is. Calls that hung are made when it goes on.
+// setLibvirt changes the state of libvirt. Calls that hung are made when libvirt goes on.
 func (h *host) setLibvirt(state libvirtState) {
 	if !h.up || h.libvirt == state {
 		return
@@ -246,12 +248,12 @@ func (h *host) list(a machine.Act, end func(machine.Result)) {
 	})
 }
 
-// creating tells whether libvirt is at a call to create a guest's domain.
+// creating tells whether libvirt is creating a guest's domain.
 func (h *host) creating(uid string) bool {
 	return h.sim.creates[fmt.Sprint(h.name, "/", h.powers, "/", uid)] > 0
 }
 
-// makes tells whether libvirt is at a call to create any guest's domain.
+// makes tells whether libvirt is creating any guest's domain.
 func (h *host) makes() bool {
 	for key, n := range h.sim.creates {
 		if n > 0 && strings.HasPrefix(key, fmt.Sprint(h.name, "/", h.powers, "/")) {
@@ -274,8 +276,10 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 	attempt = func() {
 		switch {
 		case done || h.life != life:
+		case a.Wanted.GetRestore() != nil && h.notFetched(a.Wanted.Restore, a.Guest):
+			finish(machine.Result{Err: errFull, Final: true, Unplugged: true})
 		case a.Wanted.GetRestore() != nil && !h.hasAll(a.Wanted.Restore, a.Guest):
-			h.sim.after(100*time.Millisecond, attempt) // until its file is here
+			h.sim.after(100*time.Millisecond, attempt) // until the checkpoint's files are here
 		case h.sim.faulty && h.sim.chance(3):
 			finish(machine.Result{Err: errLibvirt, Unplugged: true})
 		case h.sim.faulty && h.sim.chance(2):

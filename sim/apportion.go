@@ -1,6 +1,6 @@
 package sim
 
-// apportion.go - hosts of different speeds, and what must hold of abstract clusters on them.
+// apportion.go - hosts of different speeds, and the invariants of abstract clusters on them.
 
 import (
 	"fmt"
@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	// apportionHurry is how many times as soon as in the world abstract clusters' guests move.
+	// apportionHurry divides the times that abstract clusters wait before guests move.
 	apportionHurry = 10
-	// mostDisproportion is by what part the slowest host may be slower than it has to be, once all is calm.
+	// mostDisproportion is the fraction by which the slowest host may be slower than necessary, once all is calm.
 	mostDisproportion = 0.15
 )
 
-// speed is that of the host's cores. It changes when the host reboots.
+// speed returns the speed of the host's cores. It changes when the host reboots.
 func (h *host) speed() float64 {
 	sum := fnv.New32a()
 	sum.Write([]byte(h.boot))
 	return []float64{0, 0.5, 2}[sum.Sum32()%3]
 }
 
-// disproportionate says which abstract cluster's guests are not divided by the hosts' speeds; empty: none's.
+// disproportionate names an abstract cluster whose guests are not divided by the hosts' speeds; empty: there is none.
 func (s *Sim) disproportionate() string {
 	if s.pattern != steady || s.manager == nil || s.manager.dead {
-		return "" // what is free of the hosts changes all the time
+		return "" // the free capacity of the hosts changes all the time
 	}
 	e := core.Explainer{Objects: s.store.objects, Reports: s.manager, Usage: s.manager.usage, Now: s.manager.now()}
 	for name, c := range s.store.objects.Clusters {
@@ -56,8 +56,8 @@ func (s *Sim) placed(cluster string) bool {
 	return true
 }
 
-// checkApportioned looks at a move that keeps guests in proportion to the hosts' speeds: only guests of abstract clusters move, and
-// none again within the cool-down.
+// checkApportioned checks a move that keeps guests in proportion to the hosts' speeds: only guests of abstract clusters
+// move, and no guest moves again within the cool-down.
 func (s *Sim) checkApportioned(now *core.Objects, m *v1.Migration) {
 	g := now.Guests[m.Guest]
 	if !now.Clusters[g.GetCluster()].GetSpec().GetAbstract() {

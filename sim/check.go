@@ -1,6 +1,6 @@
 package sim
 
-// check.go - what must hold at every step.
+// check.go - the invariants that are checked at every step.
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ import (
 	"watari/policy"
 )
 
-// violate notes that something does not hold. The run ends.
+// violate records the violation of an invariant. The run ends.
 func (s *Sim) violate(format string, a ...any) {
 	if s.violation == "" && s.foresight == nil {
 		s.violation = fmt.Sprintf(format, a...)
@@ -26,15 +26,15 @@ func (s *Sim) violate(format string, a ...any) {
 	}
 }
 
-// begins adds a copy that runs.
+// begins adds a running copy.
 func (s *Sim) begins(h *host, c *copyOf) {
 	h.copies[c.uid] = c
 	s.runs(h, c)
 	h.event(c.uid)
 }
 
-// runs lets a copy run. No other copy of the guest may run then. A host of which a person has said wrongly that it is lost
-// is left out: there the copy ends once the host is reached (checkEvicted).
+// runs lets a copy run. No other copy of the guest may run then. Hosts that a person has wrongly called lost are left out:
+// their copies end once the host is reached (checkEvicted).
 func (s *Sim) runs(h *host, c *copyOf) {
 	if c.stands {
 		h.goesOnEarly(c.uid)
@@ -60,8 +60,8 @@ func (s *Sim) runs(h *host, c *copyOf) {
 	}
 }
 
-// outdate notes that a host has recorded that a guest went on there after a move's transfer. What the move's target has is of
-// no use.
+// outdate notes that a host has recorded that a guest went on there after a move's transfer. The copy on the move's target
+// is then of no use.
 func (s *Sim) outdate(h *host, uid, move string) {
 	for _, name := range s.names {
 		c, r := s.hosts[name].copies[uid], s.hosts[name].records[uid]
@@ -76,10 +76,10 @@ func (s *Sim) died(h *host, c *copyOf, why string) {
 	s.tell(h.name, "guest %s ends: %s", c.name, why)
 }
 
-// sent notes that a copy has ended because all of it is elsewhere.
+// sent notes that a copy has ended because it is complete on another host.
 func (s *Sim) sent(h *host, c *copyOf) { s.tell(h.name, "guest %s was sent", c.name) }
 
-// destroyed looks at a copy that the agent ends. It must not be the last whole one of a guest that is wanted.
+// destroyed checks a copy that the agent ends. It must not be the last whole copy of a wanted guest.
 func (s *Sim) destroyed(h *host, c *copyOf) {
 	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
 	if !c.whole || c.doubtful || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
@@ -92,7 +92,7 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 		return // it can be restored again
 	}
 	if s.restored && c.state == domain.Paused {
-		return // what its source had recorded may be forgotten by orders of the older state; a recovery takes no risk then
+		return // orders of the older state may have made the source forget its record; then a recovery takes no risk
 	}
 	for _, name := range s.names {
 		if o := s.hosts[name].copies[c.uid]; o != nil && o != c && o.whole && !s.hosts[name].vouched {
@@ -105,7 +105,7 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 // wanted tells whether users want a guest to run.
 func (s *Sim) wanted(uid string) bool { return s.intent[uid] }
 
-// checkStart looks at a start: the record of its epoch is on disk, and this epoch was started nowhere else.
+// checkStart checks a start: the record of its epoch is on disk, and this epoch was started nowhere else.
 func (s *Sim) checkStart(h *host, a machine.Act) {
 	r := h.records[a.Guest]
 	if r == nil || r.Phase != machine.PhaseStarted || r.Epoch != a.Wanted.Epoch {
@@ -118,7 +118,7 @@ func (s *Sim) checkStart(h *host, a machine.Act) {
 	s.started[key] = h.name + "/" + h.boot
 }
 
-// checkCommit looks at what a change has done to the objects.
+// checkCommit checks the objects after a change.
 func (s *Sim) checkCommit(before, now *core.Objects) {
 	addresses := map[string]string{}
 	for name, g := range now.Guests {
@@ -147,12 +147,13 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		s.checkSize(now, name, c)
 	}
 	s.checkCheckpoints(before, now)
+	s.checkClaims(now)
 	s.checkQuotas(before, now)
 	s.checkRoom(now)
 }
 
-// checkSize looks whether a cluster has the guests that its size says, besides those that are being removed. A recovery writes
-// clusters and guests one after the other.
+// checkSize checks that a cluster has as many guests as its size says, besides the guests that are being removed. A recovery
+// writes clusters and guests one after the other.
 func (s *Sim) checkSize(now *core.Objects, name string, c *v1.Cluster) {
 	if c.Meta.Deleting != nil || s.restored {
 		return
@@ -169,7 +170,7 @@ func (s *Sim) checkSize(now *core.Objects, name string, c *v1.Cluster) {
 	}
 }
 
-// checkPrefix looks whether a cluster has its prefix for itself.
+// checkPrefix checks that a cluster shares its prefix with no other.
 func (s *Sim) checkPrefix(now *core.Objects, name string, c *v1.Cluster) {
 	prefix, err := netip.ParsePrefix(c.Prefix)
 	if err != nil || !pool.Overlaps(prefix) || prefix.Bits() < pool.Bits() {
@@ -188,8 +189,8 @@ func (s *Sim) checkPrefix(now *core.Objects, name string, c *v1.Cluster) {
 	}
 }
 
-// checkQuotas looks whether a change gives users more guests than their quotas permit. A recovery may: it makes clusters
-// again that were lost, beside others that were made since.
+// checkQuotas checks that a change gives no user more guests than the quota permits. A recovery may exceed it: it makes lost
+// clusters again, beside clusters that were made since.
 func (s *Sim) checkQuotas(before, now *core.Objects) {
 	for name, u := range now.Users {
 		had, hadMemory := takenBy(before, name)
@@ -203,7 +204,7 @@ func (s *Sim) checkQuotas(before, now *core.Objects) {
 	}
 }
 
-// takenBy returns what a user's guests have.
+// takenBy returns the resources of a user's guests.
 func takenBy(o *core.Objects, user string) (vcpus, memory uint64) {
 	for _, g := range o.Guests {
 		if g.Meta.Owner == user {
@@ -214,7 +215,7 @@ func takenBy(o *core.Objects, user string) (vcpus, memory uint64) {
 	return vcpus, memory
 }
 
-// checkGrant looks at a guest that was changed.
+// checkGrant checks a changed guest.
 func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 	if was != nil && was.Meta.Uid == g.Meta.Uid && g.LastEpoch < was.LastEpoch {
 		s.violate("guest %s: its last epoch falls from %d to %d", g.Meta.Name, was.LastEpoch, g.LastEpoch)
@@ -240,7 +241,7 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
 }
 
-// checkRoom looks whether a host was given more guests than it has memory for. A move that waits has taken nothing yet.
+// checkRoom checks that a host was given no more guests than it has memory for. A waiting move takes no memory yet.
 func (s *Sim) checkRoom(now *core.Objects) {
 	if s.restored {
 		return // a recovery takes guests up where they run
@@ -267,7 +268,8 @@ func (s *Sim) checkRoom(now *core.Objects) {
 	}
 }
 
-// decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
+// decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which decides about
+// everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
 		d := m.core.Decide(w)
@@ -283,7 +285,7 @@ func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	return d
 }
 
-// difference says in what two decisions differ.
+// difference describes how two decisions differ.
 func difference(a, b core.Decision) string {
 	if len(a.Changes) != len(b.Changes) {
 		return fmt.Sprintf("%d changes and %d: %v and %v", len(a.Changes), len(b.Changes), keys(a), keys(b))
@@ -318,7 +320,7 @@ func keys(d core.Decision) (list []string) {
 	return list
 }
 
-// unsettled says what has not settled though nothing breaks any more; empty: all has.
+// unsettled says what has not settled after the last fault; empty: all has settled.
 func (s *Sim) unsettled() string {
 	o := s.store.objects
 	if o.Held() {
@@ -348,8 +350,11 @@ func (s *Sim) unsettled() string {
 		}
 	}
 	for name, c := range o.Checkpoints {
-		if checkpoint.HoldsMoves(c.State) { // one that waits may wait for a guest that has no room
+		if checkpoint.HoldsMoves(c.State) { // a pending checkpoint may wait for a guest that has no room
 			return fmt.Sprintf("checkpoint %s is %s: %s", name, core.StateName(c.State.String()), c.Message)
+		}
+		if file := s.withoutCopies(c); c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && file != "" && !s.restored && s.restoring(c) == "" {
+			return fmt.Sprintf("checkpoint %s has too few copies of %s", name, file)
 		}
 		if v := c.Verification; c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && v != nil && v.Ended == nil && !s.restored && s.restoring(c) == "" {
 			return fmt.Sprintf("checkpoint %s is being verified: %s", name, v.Message)
@@ -378,7 +383,7 @@ func (s *Sim) unsettled() string {
 	return ""
 }
 
-// restoring names the cluster of a checkpoint if it is being restored: then verifications wait. Empty: it is not.
+// restoring names the cluster of a checkpoint if the cluster is being restored: then verifications wait. Empty: it is not.
 func (s *Sim) restoring(c *v1.Checkpoint) string {
 	cluster := s.store.objects.Clusters[c.Cluster]
 	if r := cluster.GetRestore(); r != nil && r.Ended == nil {
@@ -395,7 +400,7 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 		return ""
 	case g.Host == "":
 		if strings.HasPrefix(g.Message, "no host for guest") || strings.HasPrefix(g.Message, "there is no host") {
-			return "" // there is no room
+			return "" // hosts have no room
 		}
 		if v := s.store.objects.Volumes[s.store.objects.Clusters[g.Cluster].GetSpec().GetVolume()]; g.Index == 0 && v != nil && v.State != v1.VolumeState_VOLUME_STATE_READY {
 			return "" // its volume was lost with its host

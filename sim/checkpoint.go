@@ -1,11 +1,13 @@
 package sim
 
-// checkpoint.go - checkpoints: what users ask for, what hosts do for them, and what must hold of them.
+// checkpoint.go - checkpoints: users' requests, the hosts' work, and the invariants.
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"watari/agent/domain"
@@ -18,7 +20,7 @@ import (
 // fileOf identifies a guest's file of a checkpoint.
 type fileOf struct{ checkpoint, guest string }
 
-// verifiedFile is for which verifications a file was read, and its guest was restored on trial.
+// verifiedFile has the verifications for which a file was read, and for which its guest was restored on trial.
 type verifiedFile struct{ read, tried string }
 
 // taking is a host's part in a checkpoint that is being made.
@@ -27,13 +29,13 @@ type taking struct {
 	order   v1.CheckpointOrder
 	phase   v1.CheckpointPhase
 	epochs  map[string]uint64 // by guest uid
-	stopped bool              // the guests stand because of it
-	volume  bool              // it is a volume's part
+	stopped bool              // the guests stand because of this checkpoint
+	volume  bool              // this is a volume's part
 	bases   map[string]string // the checkpoints on which its files build, by guest uid
 	over    bool
 }
 
-// cutSeen is what has really happened for a checkpoint, by guest uid.
+// cutSeen is what really happened in a checkpoint, by guest uid.
 type cutSeen struct{ stopped, taken map[string]time.Time }
 
 func (s *Sim) cut(id string) *cutSeen {
@@ -43,9 +45,11 @@ func (s *Sim) cut(id string) *cutSeen {
 	return s.cuts[id]
 }
 
-// followCheckpoints has a host follow its orders about checkpoints.
+// followCheckpoints makes a host follow its orders about checkpoints.
 func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 	h.keeps = map[fileOf]bool{}
+	refused := h.refused
+	h.refused = map[fileOf]bool{}
 	for _, w := range orders {
 		key := fileOf{w.CheckpointId, w.GuestUid}
 		id := w.CheckpointId
@@ -81,6 +85,7 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 			delete(h.takings, id)
 			h.keeps[key] = true
 			if h.files[key] == 0 {
+				h.refused[key] = refused[key]
 				h.fetchFile(key, max(w.Epoch, 1))
 			}
 			h.verify(key, w)
@@ -137,7 +142,7 @@ func (h *host) stopGuests(t *taking) {
 		h.event(uid)
 	}
 	t.phase = v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED
-	h.sim.after(checkpoint.StandLimit, func() {
+	h.sim.after(checkpoint.MaxStop, func() {
 		if !t.over && t.phase == v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED {
 			h.endTaking(t, "the guests stood for too long")
 			h.report()
@@ -198,7 +203,7 @@ func (h *host) there(t *taking, uid string) bool {
 	return h.copies[uid] != nil
 }
 
-// goesOnEarly notes that something else than the checkpoint lets a guest go on. The host does not notice that.
+// goesOnEarly notes that a guest goes on for another reason than the checkpoint. The host does not notice that.
 func (h *host) goesOnEarly(uid string) {
 	for _, t := range h.takings {
 		if _, is := t.epochs[uid]; is && t.stopped {
@@ -228,7 +233,7 @@ func (h *host) letGo(t *taking) {
 	h.pump()
 }
 
-// endTaking ends a checkpoint that is void on this host.
+// endTaking ends this host's part in a checkpoint, which is void.
 func (h *host) endTaking(t *taking, why string) {
 	if t.over {
 		return
@@ -238,7 +243,7 @@ func (h *host) endTaking(t *taking, why string) {
 	h.letGo(t)
 }
 
-// loseTakings ends all checkpoints under way: their agent has ended. What stands goes on.
+// loseTakings ends all checkpoints under way, because their agent has ended. Guests that stand go on.
 func (h *host) loseTakings() {
 	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
 		h.endTaking(h.takings[id], "the agent has ended")
@@ -246,15 +251,21 @@ func (h *host) loseTakings() {
 	h.takings = map[string]*taking{}
 }
 
-// fetchFile fetches a file from another host, again and again while orders ask for it.
+// fetchFile fetches a file from another host, and tries again while orders ask for the file.
 func (h *host) fetchFile(key fileOf, epoch uint64) {
 	life := h.life
 	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
 		if h.life != life || h.agent == nil || h.files[key] != 0 || !h.keeps[key] {
 			return
 		}
+		full := h.full || h.cramped
+		if full != h.refused[key] {
+			h.refused[key] = full
+			h.turnedDown[key] = h.turnedDown[key] || full
+			h.report()
+		}
 		for _, name := range h.sim.names {
-			if other := h.sim.hosts[name]; !h.full && other != h && other.agent != nil && other.files[key] != 0 && !other.altered[key] {
+			if other := h.sim.hosts[name]; !full && other != h && !h.sim.apart(h, other) && other.agent != nil && other.files[key] != 0 && !other.altered[key] {
 				h.files[key] = epoch
 				h.report()
 				return
@@ -275,7 +286,7 @@ func (h *host) dropFile(key fileOf) {
 	delete(h.altered, key)
 }
 
-// readFile reports whether a file is here and whole. One that is not whole is removed.
+// readFile reports whether a file is here and whole. It removes a file that is not whole.
 func (h *host) readFile(key fileOf) bool {
 	if h.altered[key] {
 		h.sim.tell(h.name, "the file of %s of checkpoint %s is damaged", key.guest, key.checkpoint)
@@ -285,13 +296,11 @@ func (h *host) readFile(key fileOf) bool {
 	return h.files[key] != 0
 }
 
-// alterFiles alters some of the files of checkpoints that a host has, or that all hosts have.
+// alterFiles damages some of the checkpoint files of a host, or of all hosts.
 func (s *Sim) alterFiles(h *host, pick int) {
 	for i, name := range s.names {
 		if other := s.hosts[name]; other == h || pick%2 == 0 {
-			keys := slices.SortedFunc(maps.Keys(other.files), func(a, b fileOf) int {
-				return slices.Compare([]string{a.checkpoint, a.guest}, []string{b.checkpoint, b.guest})
-			})
+			keys := slices.SortedFunc(maps.Keys(other.files), compareFiles)
 			for j, key := range keys {
 				if pick%4 < 2 || (i+j)%2 == 0 {
 					other.altered[key] = true
@@ -320,7 +329,7 @@ func (h *host) verify(key fileOf, w *v1.CheckpointWanted) {
 	})
 }
 
-// reportCheckpoints is the checkpoints' part of a report.
+// reportCheckpoints returns the part of a report about checkpoints.
 func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
 		t := h.takings[id]
@@ -328,14 +337,23 @@ func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 			list = append(list, &v1.CheckpointObserved{CheckpointId: t.id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over})
 		}
 	}
-	keys := slices.SortedFunc(maps.Keys(h.files), func(a, b fileOf) int {
-		return slices.Compare([]string{a.checkpoint, a.guest}, []string{b.checkpoint, b.guest})
-	})
+	keys := slices.SortedFunc(maps.Keys(h.files), compareFiles)
 	for _, key := range keys {
 		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: h.files[key],
 			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: h.sim.fileNamed(key), Verified: h.verified[key].read, Tried: h.verified[key].tried})
 	}
+	refused := slices.SortedFunc(maps.Keys(h.refused), compareFiles)
+	for _, key := range refused {
+		if h.refused[key] && h.files[key] == 0 {
+			list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED,
+				Message: "there is no room"})
+		}
+	}
 	return list
+}
+
+func compareFiles(a, b fileOf) int {
+	return cmp.Or(strings.Compare(a.checkpoint, b.checkpoint), strings.Compare(a.guest, b.guest))
 }
 
 func (s *Sim) fileNamed(key fileOf) *v1.CheckpointFile {
@@ -355,7 +373,8 @@ func (h *host) readAll(w *v1.RestoreOrder, uid string) bool {
 	return whole
 }
 
-// hasAll reports whether the files from which a guest or a volume is restored are on the host. The orders must name all on which they build.
+// hasAll reports whether the files from which a guest or a volume is restored are on the host. The orders must name all
+// these files.
 func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
 	named := map[string]bool{w.CheckpointId: true}
 	has := h.files[fileOf{w.CheckpointId, uid}] != 0
@@ -369,6 +388,11 @@ func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
 		}
 	}
 	return has
+}
+
+// notFetched reports whether the host has refused to fetch one of the files from which a guest is restored.
+func (h *host) notFetched(w *v1.RestoreOrder, uid string) bool {
+	return h.refused[fileOf{w.CheckpointId, uid}] || slices.ContainsFunc(w.Bases, func(b *v1.BaseFile) bool { return h.refused[fileOf{b.CheckpointId, uid}] })
 }
 
 // restore creates a paused copy from a file.
@@ -417,7 +441,7 @@ func (s *Sim) createCheckpoint(pick int) {
 	}
 }
 
-// restoreCheckpoint asks for a cluster to go back to its latest checkpoint. What its guests have done since is given up.
+// restoreCheckpoint asks for a cluster to go back to its latest checkpoint. The work of its guests since then is lost.
 func (s *Sim) restoreCheckpoint(pick int) {
 	switch pick % 4 {
 	case 0:
@@ -444,8 +468,8 @@ func (s *Sim) restoreCheckpoint(pick int) {
 	}
 }
 
-// checkCheckpoints looks at the checkpoints of which a change says that they are done: all guests stood before the first state
-// was taken, each until its own was; and at clusters that go on: each guest goes on from the same checkpoint.
+// checkCheckpoints checks the checkpoints that a change ends as done: all guests stood before the first state was taken, and
+// each stood until its own state was. It also checks clusters that go on: all guests go on from the same checkpoint.
 func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 	for name, c := range now.Checkpoints {
 		was := before.Checkpoints[name]
@@ -507,4 +531,21 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 			}
 		}
 	}
+}
+
+// withoutCopies names a file of a checkpoint that lacks copies although a host could keep one; empty: there is none.
+func (s *Sim) withoutCopies(c *v1.Checkpoint) string {
+	for _, m := range checkpoint.Files(c) {
+		hosts := m.File.GetHosts()
+		if len(hosts) == 0 || len(hosts) >= int(cmp.Or(c.Copies, 2)) {
+			continue
+		}
+		key := fileOf{c.Meta.Uid, m.GuestUid}
+		for _, name := range s.names {
+			if o := s.store.objects.Hosts[name]; o != nil && !o.Draining && !slices.Contains(hosts, name) && !s.hosts[name].turnedDown[key] {
+				return "the file of " + m.Guest + ", which host " + name + " could keep"
+			}
+		}
+	}
+	return ""
 }

@@ -18,7 +18,7 @@ type engine struct {
 	queue  events
 	serial uint64
 	rng    *rand.Rand
-	log    func(format string, a ...any) // nil: nobody reads it
+	log    func(format string, a ...any) // nil: there is no log
 }
 
 // event is something that happens at a time.
@@ -47,7 +47,7 @@ func (q *events) Pop() any {
 	return last
 }
 
-// after plans something.
+// after plans an event.
 func (e *engine) after(d time.Duration, do func()) { e.at(e.now.Add(d), do) }
 
 func (e *engine) at(t time.Time, do func()) {
@@ -58,7 +58,7 @@ func (e *engine) at(t time.Time, do func()) {
 	heap.Push(&e.queue, event{t, e.serial, do})
 }
 
-// step lets the next event happen.
+// step runs the next event.
 func (e *engine) step() {
 	next := heap.Pop(&e.queue).(event)
 	e.now = next.at
@@ -70,7 +70,7 @@ func (e *engine) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(e.rng.Int64N(int64(high-low)+1))
 }
 
-// latency is mostly short, and sometimes long.
+// latency returns a mostly short, and sometimes long, duration.
 func (e *engine) latency(usual time.Duration) time.Duration {
 	switch n := e.rng.IntN(100); {
 	case n < 80:

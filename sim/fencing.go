@@ -14,7 +14,7 @@ func hasFencing(seed uint64) bool { return seed%5 == 2 }
 // fenceAfter is how long a host may be out of reach before it is switched off.
 const fenceAfter = 6 * time.Second
 
-// fence switches hosts off, as manager/controller does. The command fails now and then, and then has switched the host off, or not.
+// fence switches hosts off, as manager/controller does. The command fails now and then; then the host may be off or not.
 func (m *manager) fence(fences []core.Fence) {
 	for _, f := range fences {
 		if m.fencing[f.Host] {

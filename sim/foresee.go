@@ -1,6 +1,6 @@
 package sim
 
-// foresee.go - replays what real hosts have measured, to see what a policy would have done with the present guests.
+// foresee.go - replays measurements of real hosts, to show what a policy would have done with the present guests.
 
 import (
 	"fmt"
@@ -19,9 +19,9 @@ import (
 	"watari/policy"
 )
 
-// Past is what is replayed.
+// Past is the input of a replay.
 type Past struct {
-	// Objects are those of now: what hosts and guests there were in the past is not kept.
+	// Objects are the present objects: the hosts and guests of the past are not kept.
 	Objects *core.Objects
 	Policy  *policy.Policy
 	// Samples are the hosts' usage in the past, oldest first, by host. Seconds is the length of a step.
@@ -29,7 +29,7 @@ type Past struct {
 	// Guests are the guests' usage in the past, oldest first, by uid.
 	Guests       map[string][]*v1.GuestStep
 	Since, Until time.Time
-	// Traffic is that of now, which counts for the whole time; nil: none is known.
+	// Traffic is the present traffic, which counts for the whole time; nil: none is known.
 	Traffic core.Traffic
 	// Go is called now and then; the replay ends early once it returns false.
 	Go func() bool
@@ -41,12 +41,12 @@ type foresight struct {
 	stale  time.Duration
 	policy *policy.Policy
 	goOn   func() bool
-	// traffic is that between guests.
+	// traffic is the traffic between guests.
 	traffic core.Traffic
-	ended   bool // because goOn said so
+	ended   bool // because goOn returned false
 }
 
-// maxSteps bounds what a replay finds.
+// maxSteps bounds the steps of a replay.
 
 const maxSteps = 10_000
 
@@ -107,7 +107,7 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	return s.foresight.steps, notes
 }
 
-// begin returns when the replay begins: shortly before anything was measured.
+// begin returns when the replay begins: shortly before the first measurement.
 func (p Past) begin() time.Time {
 	first := p.Until
 	for _, samples := range p.Samples {
@@ -128,7 +128,7 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// install makes hosts and guests as they are now.
+// install makes hosts and guests in their present state.
 func (s *Sim) install(p Past) {
 	o := *p.Objects
 	o.Term, o.TermID, o.Leader = 0, "", ""
@@ -160,13 +160,13 @@ func (s *Sim) install(p Past) {
 	s.store.objects = &o
 }
 
-// over reports whether the replay is to go on no longer.
+// over reports whether the replay is to end.
 func (f *foresight) over() bool {
 	f.ended = f.ended || f.goOn != nil && !f.goOn()
 	return f.ended
 }
 
-// see notes what a policy has done by a change.
+// see records what a policy has done by a change.
 func (f *foresight) see(s *Sim, before, now *core.Objects) {
 	add := func(step *v1.PolicyStep) {
 		step.At = timestamppb.New(s.now)
@@ -204,7 +204,7 @@ func (f *foresight) see(s *Sim, before, now *core.Objects) {
 	}
 }
 
-// seeStaying notes the guests that stay on a host which they have to leave.
+// seeStaying records the guests that stay on a host which they have to leave.
 func (f *foresight) seeStaying(s *Sim, host, policyName string, add func(*v1.PolicyStep)) {
 	o := s.store.objects
 	for _, name := range slices.Sorted(maps.Keys(o.Guests)) {

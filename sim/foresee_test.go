@@ -15,7 +15,7 @@ import (
 	"watari/policy"
 )
 
-// pastOf makes a past of two hosts with a guest on the first, on which its owner is active from 10 to 20 minutes after the
+// pastOf makes a past of two hosts with a guest on the first one, whose owner is active from 10 to 20 minutes after the
 // beginning.
 func pastOf(text string, step time.Duration) Past {
 	since := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -52,7 +52,7 @@ func messages(steps []*v1.PolicyStep, since time.Time) (list []string) {
 func TestForesee(t *testing.T) {
 	p := pastOf(policy.Default, 5*time.Second)
 	steps, notes := Foresee(p)
-	// The owner is away from 20 minutes on, which the samples show 5 s later; that has to hold for 3 minutes.
+	// The owner is away from 20 minutes on. The samples show that 5 s later, and it has to hold for 3 minutes.
 	want := []string{
 		`10m5s host a1 takes no guests: host.input_idle < duration("10s")`,
 		`10m5s guest md-0 moves from a1 to a2: the owner of host a1 is back`,
@@ -118,7 +118,8 @@ func TestForeseeBalance(t *testing.T) {
 		h.Info.CpuShare = 2
 	}
 	steps, _ := Foresee(p)
-	// Something is known of the guests after 5 minutes and 20 seconds. Then two of the four move, and no guest moves again.
+	// Something is known of the guests after 5 minutes and 20 seconds. Then two of the four guests move, and none moves
+	// again.
 	if got := messages(steps, p.Since); len(got) != 2 || !strings.HasPrefix(got[0], "5m2") ||
 		!strings.HasSuffix(got[0], "moves from a1 to a2: balance: the load of a1 falls from 2.00 to 1.50, and that of a2 grows from 0.00 to 0.50; this gains 2.30 and takes about 5 s") {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))

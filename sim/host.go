@@ -26,44 +26,49 @@ type host struct {
 	behind    behind
 	up        bool
 	boots     int
-	info      *v1.HostInfo // of a host that exists; nil: it is made up
+	info      *v1.HostInfo // of a replayed host; nil: it is made up
 	boot      string
 	powers    int           // how often it was switched on
 	offset    time.Duration // of its clock
 	cut       bool          // it cannot reach managers
 	drift     int           // thousandths by which its clock is too fast
 	poweredAt time.Time
-	watched   map[string]time.Duration // until when its watchdog lets guests run, by uid
+	watched   map[string]time.Duration // until when the watchdog lets guests run, by uid
 
 	// On disk.
 	term       uint64
 	stamp      *v1.Stamp
 	records    map[string]*machine.Record
-	full       bool // writes fail, and what is set aside is used up
-	takesTerms bool // a full disk takes terms all the same
-	setAside   int  // vital writes that a full disk takes all the same
+	full       bool // writes fail, and the reserved space is used up
+	takesTerms bool // the term can be written even if the disk is full
+	setAside   int  // number of vital writes for which a full disk has reserved space
 
 	// The hypervisor.
 	copies   map[string]*copyOf
 	files    map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
 	indexed  map[string]string // the checkpoint whose file of a guest the next one may build on, by guest uid
 	verified map[fileOf]verifiedFile
-	keeps    map[fileOf]bool  // that the latest orders ask for
-	altered  map[fileOf]bool  // files that are not what was written, which nobody has noticed yet
-	disks    map[string]*disk // volumes, by uid
-	libvirt  libvirtState
-	waiting  []func() // calls that hang until libvirt goes on
+	keeps    map[fileOf]bool // the files that the latest orders ask for
+	// cramped: the host never has room for copies of checkpoints, even after the last fault. refused are the files that it does
+	// not fetch. turnedDown are the files that it has ever refused to fetch: it is not asked for them again for a long time.
+	cramped             bool
+	refused, turnedDown map[fileOf]bool
+	altered             map[fileOf]bool            // damaged files; nobody has noticed the damage yet
+	disks               map[string]*disk           // volumes, by uid
+	claims              map[string]*v1.VolumeFacts // volumes that the host reports and does not have, by uid
+	libvirt             libvirtState
+	waiting             []func() // calls that hang until libvirt goes on
 
 	// The agent. life grows with each one.
 	agent    *machine.Machine
 	life     int
 	link     *connection
 	network  uint64               // generation in force
-	net      *v1.NetworkWanted    // in force; nil: none of this agent's
+	net      *v1.NetworkWanted    // in force; nil: this agent has none
 	netOf    [2]uint64            // its term and generation
 	paths    map[string]path      // to WireGuard's peers
 	answered map[string]time.Time // since when a host answers probes
-	evicted  bool                 // it was told that it was removed
+	evicted  bool                 // the host was told that it was removed
 	planned  bool                 // a report is planned
 	ticking  time.Time
 	expected map[string]string  // guest uid: the migration that is admitted
@@ -72,10 +77,10 @@ type host struct {
 	// volumeOrders are the orders about volumes that the host keeps, by uid.
 	volumeOrders map[string]*v1.VolumeWanted
 	prefers      *manager             // the manager that it dials as long as that lives; nil: any
-	lateNext     bool                 // the next orders that end a guest come late, in a connection that breaks
-	finishing    map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
-	owner        time.Time            // when its owner last pressed a key; in the future: works on it until then
-	vouched      bool                 // a person has said that it is lost, and it was not
+	lateNext     bool                 // the next orders that end a guest come late, over a connection that breaks
+	finishing    map[string]time.Time // until when libvirt is still busy with the end of a transfer, by guest uid
+	owner        time.Time            // when the owner last pressed a key; in the future: the owner works here until then
+	vouched      bool                 // a person has wrongly said that the host is lost
 }
 
 // libvirtState says how libvirt's daemon is.
@@ -94,23 +99,26 @@ type copyOf struct {
 	state     domain.State
 	// whole: all of the guest's memory is here.
 	whole bool
-	// stands: it was stopped for a checkpoint. saved: it was restored from one, and has not run since.
+	// stands: the guest was stopped for a checkpoint. saved: it was restored from a checkpoint, and has not run since.
 	stands, saved bool
-	// doubtful: it was received from a host that was removed as lost, so nobody can say whether it is what the guest was last.
+	// doubtful: the copy came from a host that was removed as lost, so nobody can say whether it has the guest's last state.
 	doubtful bool
-	// hidden: libvirt does not list it, though its process is there.
+	// hidden: libvirt does not list the copy, although its process exists.
 	hidden bool
 	since  time.Time
-	// disk is the volume that it uses, diskAt the volume's host, line what its memory takes the disk for; empty: it has none.
+	// disk is the volume that the copy uses, diskAt the volume's host, and line the line of the disk to which its memory
+	// belongs; empty: it uses no volume.
 	disk, diskAt, line string
 }
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{}}
+		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
+		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, claims: map[string]*v1.VolumeFacts{}}
 }
 
-// now is the host's time of day. It tells the agent the time since the boot, too, because each call of it needs both.
+// now returns the host's time of day. It also tells the agent the time since the boot, because each call of the agent needs
+// both.
 func (h *host) now() time.Time {
 	if h.agent != nil {
 		h.agent.Clock(h.clock())
@@ -152,7 +160,7 @@ func (h *host) crash() {
 	h.sim.breakTransfers(h, "a host lost power")
 }
 
-// startAgent starts an agent that finds what is on disk.
+// startAgent starts an agent, which reads what is on disk.
 func (h *host) startAgent() {
 	if !h.up || h.agent != nil {
 		return
@@ -187,7 +195,7 @@ func (h *host) startAgent() {
 	}
 }
 
-// killAgent ends the agent. Acts that are under way may still come true.
+// killAgent ends the agent. Acts that are under way may still have their effects.
 func (h *host) killAgent() {
 	if h.agent == nil {
 		return
@@ -206,7 +214,7 @@ func (h *host) killAgent() {
 // heartbeat reports every few seconds.
 func (h *host) heartbeat(life int) {
 	if h.sim.foresight != nil {
-		return // what changes is reported at once, and nothing else matters in a replay
+		return // in a replay changes are reported at once, and nothing else matters
 	}
 	h.sim.after(5*time.Second, func() {
 		if h.life == life && h.agent != nil {
@@ -286,7 +294,7 @@ func (h *host) report() {
 	})
 }
 
-// observed is what the host reports now.
+// observed returns the host's present report.
 func (h *host) observed() *v1.HostObserved {
 	o := h.agent.Report(h.now())
 	pids := map[string][]int{}
@@ -316,7 +324,7 @@ func (h *host) observed() *v1.HostObserved {
 	return proto.CloneOf(o)
 }
 
-// live are the copies that execute guest code or may be let to, by uid.
+// live returns the copies that execute guest code or may be allowed to, by uid.
 func (h *host) live() []*copyOf {
 	var list []*copyOf
 	for _, uid := range slices.Sorted(maps.Keys(h.copies)) {

@@ -1,6 +1,7 @@
 package sim
 
-// leases.go - leases: hosts' watchdogs, clocks of different speeds, and managers that renew. The real core.Leases and machines decide.
+// leases.go - leases: hosts' watchdogs, clocks of different speeds, and managers that renew. The real core.Leases and
+// machines decide.
 
 import (
 	"maps"
@@ -15,10 +16,10 @@ import (
 const (
 	// simLease is the length of the leases of clusters that have them. It is shorter than most faults.
 	simLease = 10 * time.Second
-	// drift is how many thousandths a host's clock is too fast or too slow, at most.
+	// drift is the largest error of a host's clock, in thousandths.
 	drift = 30
-	// watchEvery is how often a watchdog looks at guests, and lateEnd is how long a copy that a hypervisor has begun late, after its
-	// lease's end, may run.
+	// watchEvery is how often a watchdog checks guests. lateEnd is how long a copy may run that a hypervisor has started
+	// after the lease's end.
 	watchEvery = 100 * time.Millisecond
 	lateEnd    = time.Second
 )
@@ -26,7 +27,7 @@ const (
 // hasLeases tells whether clusters that are made with this pick have leases.
 func hasLeases(pick int) bool { return pick/3%3 == 1 }
 
-// clock is the host's time since its boot. Nobody sets it, and it is a little fast or slow.
+// clock returns the host's time since its boot, by a monotonic clock that is slightly fast or slow.
 func (h *host) clock() time.Duration {
 	return h.sim.now.Sub(h.poweredAt) / 1000 * time.Duration(1000+h.drift)
 }
@@ -43,7 +44,7 @@ func (h *host) keep() {
 	h.watched = leased
 }
 
-// watch ends the guests whose leases have ended, again and again.
+// watch ends the guests whose leases have ended, and repeats itself.
 func (h *host) watch(powers int) func() {
 	return func() {
 		if !h.up || h.powers != powers || len(h.watched) == 0 {
@@ -70,7 +71,7 @@ func (h *host) kill(uid, why string) {
 	h.event(uid)
 }
 
-// killWatchdog ends the watchdog, and all processes that it traces with it. The agent starts another one.
+// killWatchdog ends the watchdog, and with it all processes that it traces. The agent starts another watchdog.
 func (h *host) killWatchdog() {
 	if !h.up {
 		return
@@ -91,8 +92,8 @@ func (h *host) allowed(uid string) bool {
 	return !leased || h.clock() < until
 }
 
-// late tells whether a copy's lease has ended on its host. A hypervisor that hung may begin such a copy all the same; the watchdog ends
-// it at once. Nobody hears it, because its address is routed to the host that has the grant, or to none.
+// late tells whether a copy's lease has ended on its host. A hypervisor that hung may still start such a copy; the watchdog
+// ends it at once. No messages reach the copy, because its address is routed to the host that has the grant, or to none.
 func (h *host) late(c *copyOf) bool {
 	r, until := h.records[c.uid], h.watched[c.uid]
 	if h.agent != nil {
@@ -102,7 +103,7 @@ func (h *host) late(c *copyOf) bool {
 	return r != nil && r.LeaseMS > 0 && h.clock() >= until
 }
 
-// keepOn tells the watchdog all leases every second: it may have been killed.
+// keepOn tells the watchdog all leases every second, because the watchdog may have been killed.
 func (h *host) keepOn(life int) {
 	h.sim.after(time.Second, func() {
 		if h.life == life && h.agent != nil {
@@ -112,20 +113,20 @@ func (h *host) keepOn(life int) {
 	})
 }
 
-// checkLate looks whether a copy that was begun late is soon ended.
+// checkLate checks that a copy which was started late is soon ended.
 func (s *Sim) checkLate(h *host, c *copyOf, within time.Duration) {
 	s.after(within, func() {
 		switch {
 		case h.copies[c.uid] != c || !h.late(c):
 		case h.watched[c.uid] == 0 && (h.agent == nil || s.unreadable[h.name+"/"+c.uid] || h.libvirt != libvirtUp):
-			s.checkLate(h, c, 5*lateEnd) // its watchdog was killed, too: an agent ends it that can read its record
+			s.checkLate(h, c, 5*lateEnd) // its watchdog was killed, too: an agent that can read its record ends it
 		default:
 			s.violate("guest %s runs on %s at epoch %d, long after its lease has ended", c.name, h.name, c.epoch)
 		}
 	})
 }
 
-// clock is the manager's time since it began to lead. Nobody sets it.
+// clock returns the manager's time since it began to lead, by a monotonic clock.
 func (m *manager) clock() time.Duration { return m.sim.now.Sub(m.ledAt) }
 
 // hostTime is a host's time, and when the manager learnt it.
@@ -135,8 +136,8 @@ type hostTime struct {
 	at    time.Duration
 }
 
-// renewLeases renews leases again and again, as manager/controller does: what a host is told counts from a time that it had told before
-// the manager made sure that it leads.
+// renewLeases renews leases periodically, as manager/controller does. A renewal counts from a host's time that the manager
+// had before it verified that it leads.
 func (m *manager) renewLeases() {
 	if m.dead {
 		return
@@ -189,7 +190,8 @@ func (m *manager) renewHost(name string, told hostTime) {
 	})
 }
 
-// checkLosses notes what a change has done to guests' lives because others were lost: users want them to go back, or to stop.
+// checkLosses records the guests that a change ends because of a loss: they go back to a checkpoint, or stop. It also checks
+// that a suspended cluster goes back to a checkpoint that was made for its suspension.
 func (s *Sim) checkLosses(before, now *core.Objects) {
 	for name, c := range now.Clusters {
 		was := before.Clusters[name]
@@ -211,7 +213,8 @@ func (s *Sim) checkLosses(before, now *core.Objects) {
 	}
 }
 
-// savedForOwners reports whether a cluster goes back to a checkpoint that was taken after the owner of one of its hosts was back.
+// savedForOwners reports whether a cluster goes back to a checkpoint that was taken after the owner of one of its hosts had
+// come back.
 func savedForOwners(o *core.Objects, c *v1.Cluster) bool {
 	from := o.Checkpoints[c.Restore.Checkpoint]
 	return from.GetSuspends() && slices.ContainsFunc(core.GuestsOf(o, c.Meta.Name), func(g *v1.Guest) bool {

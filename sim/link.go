@@ -1,7 +1,7 @@
 package sim
 
-// link.go - connections of agents to managers. A connection is ordered. It may break at any moment; what is on its way then
-// is lost, or comes late, after a newer connection has begun.
+// link.go - connections of agents to managers. A connection is ordered. It may break at any moment. Messages under way are
+// then lost, or arrive late, after a newer connection has begun.
 
 import (
 	"time"
@@ -21,16 +21,16 @@ type connection struct {
 	life    int // of the agent that dialled
 	manager *manager
 	broken  bool
-	heard   bool // the manager has had a report on it
+	heard   bool // the manager has got a report on it
 	pending *v1.HostWanted
 	sent    *v1.HostWanted // the last orders that were sent, complete
 	got     *v1.HostWanted // the last orders that came, complete
 	sending bool
-	// Times before which nothing that was sent later arrives, one for each direction.
+	// Times before which nothing arrives that is sent later, one for each direction.
 	toHost, toManager time.Time
 }
 
-// dial connects an agent to the manager that leads, or to one that believes it does.
+// dial connects an agent to the leading manager, or to one that believes that it leads.
 func (h *host) dial() {
 	s := h.sim
 	if !h.up || h.agent == nil {
@@ -90,7 +90,7 @@ func (m *manager) objects() *core.Objects {
 	return m.sim.store.objects
 }
 
-// cut breaks a connection. Both ends notice after a while of their own.
+// cut breaks a connection. Each end notices after a delay of its own.
 func (c *connection) cut(why string) {
 	if c.broken {
 		return
@@ -115,7 +115,8 @@ func (c *connection) cut(why string) {
 	})
 }
 
-// order sends a host its orders. Later ones replace those that have not left, and nothing leaves before the first report.
+// order sends a host its orders. Later orders replace orders that were not sent yet. Nothing is sent before the first
+// report.
 func (c *connection) order(w *v1.HostWanted) {
 	c.pending = w
 	if c.broken || c.sending || !c.heard {
@@ -147,17 +148,17 @@ func (c *connection) order(w *v1.HostWanted) {
 			switch {
 			case !c.broken:
 				deliver()
-			case s.chance(50): // it was in a buffer, and is read late
+			case s.chance(50): // the message was in a buffer, and is read late
 				s.after(s.between(0, 8*time.Second), deliver)
 			}
 		})
 	})
 }
 
-// deliver hands a change to the agent, which must find in it the orders that were sent.
+// deliver hands a change to the agent, which must reconstruct the orders that were sent.
 func (c *connection) deliver(change, sent *v1.HostWanted) {
 	whole, err := orders.Apply(c.got, change)
-	if err != nil { // what came before was lost with the connection
+	if err != nil { // earlier changes were lost with the connection
 		c.sim.tell(c.host.name, "cannot follow: %v", err)
 		return
 	}
@@ -178,7 +179,7 @@ func ends(w *v1.HostWanted) bool {
 	return false
 }
 
-// arrival is when something arrives that is sent now, after all that was sent before.
+// arrival returns when a message arrives that is sent now, after all earlier messages.
 func (c *connection) arrival(last *time.Time) time.Time {
 	at := c.sim.now.Add(c.sim.latency(2 * time.Millisecond))
 	if at.Before(*last) {

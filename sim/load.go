@@ -1,6 +1,6 @@
 package sim
 
-// load.go - what guests use over time, how managers see it, and what must hold of the moves that follow.
+// load.go - guests' use over time, how managers see it, and the invariants of the moves that follow.
 
 import (
 	"hash/fnv"
@@ -45,7 +45,7 @@ const (
 	follows
 	// alternates: the guests of every other host are busy, in turns.
 	alternates
-	// noisy: nobody knows.
+	// noisy: use is random.
 	noisy
 	patterns
 )
@@ -74,10 +74,10 @@ func (s *Sim) demand(uid string, at *host) float64 {
 	return 0.1
 }
 
-// share is what a host's guests may use, in cores.
+// share is how much processor time a host's guests may use, in cores.
 const share = 1.5
 
-// use fills a sample with what the guests of a host use.
+// use fills a sample with the use of a host's guests.
 func (h *host) use(sample *v1.HostSample) {
 	demand := 0.0
 	for _, c := range h.live() {
@@ -92,14 +92,14 @@ func (h *host) use(sample *v1.HostSample) {
 	}
 }
 
-// meter is what a manager has seen of hosts' and guests' use.
+// meter is a manager's view of hosts' and guests' use.
 type meter struct {
 	hosts  map[string]used
 	guests map[string]used
 	hurry  time.Duration
 }
 
-// hurry is how many times as soon as in the world something is known in a run of a seed.
+// hurry divides the time until something is known, in a run of a seed.
 const hurry = 5
 
 // used is the last use. In a replay it is the mean of a step.
@@ -117,14 +117,14 @@ func (s *Sim) newMeter() meter {
 	return m
 }
 
-// see takes a sample. stretch is the weight of a new value: the rest is that of the value before.
+// see takes a sample.
 func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 	note := func(of map[string]used, name string, cpu, wait, memory float64) {
 		u, known := of[name]
 		if !known || now.Sub(u.at) > core.UsageWindow {
 			u = used{first: now.Add(-time.Duration(s.Seconds * float64(time.Second))), cpu: cpu, wait: wait}
 		}
-		// An average in which values of a window ago hardly count.
+		// This is an average in which values older than a window hardly count.
 		part := min(1, 3*s.Seconds/core.UsageWindow.Seconds())
 		u.at, u.cpu, u.wait, u.memory = now, u.cpu+part*(cpu-u.cpu), u.wait+part*(wait-u.wait), memory
 		of[name] = u
@@ -137,7 +137,7 @@ func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 	}
 }
 
-// usage returns what was used lately. Use that was not seen for a time counts as unknown.
+// usage returns the recent use. Use that was not seen for fresh counts as unknown.
 func (m *meter) usage(now time.Time, fresh time.Duration) *core.Usage {
 	u := &core.Usage{Guests: map[string]core.GuestUsage{}, Hosts: map[string]core.HostUsage{}}
 	known := func(of used) time.Duration {
@@ -155,7 +155,7 @@ func (m *meter) usage(now time.Time, fresh time.Duration) *core.Usage {
 	return u
 }
 
-// renew makes a manager's usage anew, as often as the policies look at it, if there are new samples.
+// renew makes a manager's usage anew, as often as the policies need it, if there are new samples.
 func (m *manager) renew() {
 	if m.dead {
 		return
@@ -176,14 +176,14 @@ func (m *manager) renew() {
 	m.sim.after(every, m.renew)
 }
 
-// meters shows a sample to the manager's meter. host is empty if it is of guests only.
+// meters shows a sample to the manager's meter. host is empty if the sample is of guests only.
 func (m *manager) meters(host string, s *v1.HostSample) {
 	m.metered = true
 	m.meter.see(host, s, m.now())
 }
 
-// checkGain looks at the moves by which a decision rebalances guests: the cost of the guests' places falls with each of them, or
-// with those that are written together.
+// checkGain checks the moves by which a decision rebalances guests: each move, or each group of moves that are written
+// together, lowers the cost of the guests' places.
 func (s *Sim) checkGain(m *manager, w core.World, d core.Decision) {
 	var places *core.Places
 	for _, change := range d.Changes {
@@ -213,7 +213,7 @@ func (s *Sim) checkGain(m *manager, w core.World, d core.Decision) {
 	}
 }
 
-// checkRebalanced looks at a move by which a policy rebalances guests: no policy has moved the guest within the cool-down.
+// checkRebalanced checks a move by which a policy rebalances guests: no policy has moved the guest within the cool-down.
 func (s *Sim) checkRebalanced(now *core.Objects, m *v1.Migration) {
 	if s.jumped {
 		return // the cool-down is counted by managers' clocks

@@ -8,8 +8,8 @@ import (
 	"watari/policy"
 )
 
-// TestNoPatternOfUseMovesGuestsToAndFro lets guests' use change as badly as it may, with a cool-down as long as its period.
-// checkRebalanced looks at each move, and checkGain.
+// TestNoPatternOfUseMovesGuestsToAndFro changes guests' use in the worst ways, with a period as long as the cool-down.
+// checkRebalanced checks each move, and checkGain does, too.
 func TestNoPatternOfUseMovesGuestsToAndFro(t *testing.T) {
 	for p := range patterns {
 		for _, seed := range []uint64{0, 3, 4, 5} {

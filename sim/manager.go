@@ -50,7 +50,10 @@ func (s *Sim) lead() {
 	}
 	m.began = s.beginTerm(m.name)
 	m.term = m.began.Number
-	config := core.Config{Term: m.term, Began: m.now(), Identify: identify}
+	config := core.Config{Term: m.term, Began: m.now(), Identify: identify, Seal: seal,
+		Sealed: func(host, uid string, f *v1.VolumeFacts) bool {
+			return string(f.GetSeal()) == string(seal(host, uid, f))
+		}}
 	if m.sim.foresight == nil {
 		config.Hurry = apportionHurry
 	}
@@ -83,7 +86,7 @@ func (m *manager) kill() {
 	}
 }
 
-// poke has the manager decide soon.
+// poke makes the manager decide soon.
 func (m *manager) poke() {
 	if m.planned || m.busy || m.dead {
 		return
@@ -138,8 +141,8 @@ func (m *manager) pass() {
 	m.write(d.Changes)
 }
 
-// write commits the changes in their order. The manager may be killed between any two, and a write whose answer is lost was
-// made, or was not.
+// write commits the changes in their order. The manager may be killed between any two of them. A write whose answer is lost
+// was made or not.
 func (m *manager) write(changes []core.Change) {
 	if len(changes) == 0 {
 		return

@@ -1,6 +1,6 @@
 package sim
 
-// owners.go - people who lent out hosts and come back, and the samples in which managers see them.
+// owners.go - owners who lent out hosts and come back, and the samples in which managers see them.
 
 import (
 	"time"
@@ -30,13 +30,13 @@ locality: {interval: 5s, cool_down: 10s, horizon: 5m}
 // hasPolicy tells whether a seed has a policy.
 func hasPolicy(seed uint64) bool { return seed%3 != 0 }
 
-// signals is what a manager knows of owners.
+// signals is a manager's knowledge of owners.
 type signals struct {
 	watcher *policy.Watcher
 	reader  core.PolicyReader
 }
 
-// sample shows the host to its manager every second, as long as its agent is connected.
+// sample sends a sample of the host to its manager every second, while its agent is connected.
 func (h *host) sample(c *connection) {
 	if h.sim.foresight != nil {
 		return
@@ -50,7 +50,7 @@ func (h *host) sample(c *connection) {
 	})
 }
 
-// showOwner shows the owner's present activity to the manager.
+// showOwner sends the owner's present activity to the manager.
 func (h *host) showOwner(c *connection) {
 	s := h.sim
 	sample := &v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{}}
@@ -64,7 +64,7 @@ func (h *host) showOwner(c *connection) {
 	h.show(c, sample, s.latency(2*time.Millisecond))
 }
 
-// show shows a sample to the manager, after a while.
+// show sends a sample to the manager after a delay.
 func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 	h.sim.after(later, func() {
 		m := c.manager
@@ -80,7 +80,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 	})
 }
 
-// comeBack has the owner of a host use it for a while.
+// comeBack makes the owner of a host use it for a while.
 func (h *host) comeBack(d time.Duration) {
 	h.owner = h.sim.now.Add(d)
 	if h.link != nil && h.agent != nil {
@@ -88,8 +88,8 @@ func (h *host) comeBack(d time.Duration) {
 	}
 }
 
-// checkMove looks at a move that a policy asks for, and again when it begins after it has waited: it leaves a host that guests
-// have to leave, unless it rebalances guests. When it was asked for, its target took guests.
+// checkMove checks a move that a policy asks for, and again when a waiting move begins. Unless the move rebalances guests,
+// guests have to leave its source. When the move was asked for, its target took guests.
 func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 	if was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_DONE {
 		s.lastTarget = m.Target
@@ -115,7 +115,7 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 	}
 }
 
-// checkLimits looks at the orders about a guest: it is slowed down where its host's owner is back, and only there.
+// checkLimits checks the orders about guests: a guest is slowed down if and only if its host's owner is back.
 func (s *Sim) checkLimits(o *core.Objects, host string, w *v1.HostWanted) {
 	withdrawn := policy.Withdrawn(o.Hosts[host], policy.HarvestName) != nil && core.InForce(o) != nil
 	for _, g := range w.Guests {

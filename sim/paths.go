@@ -1,6 +1,6 @@
 package sim
 
-// paths.go - which hosts reach each other, directly or through a relay: what hosts observe of it, and what must hold.
+// paths.go - which hosts reach each other, directly or through a relay, what they observe of it, and the invariants.
 
 import (
 	"fmt"
@@ -14,21 +14,21 @@ import (
 
 const (
 	relayPort = 7073
-	// pathTimeout is how long a host waits for a sign of another before it says that there is none.
+	// pathTimeout is how long a host waits for a sign of another host before it reports silence.
 	pathTimeout = 10 * time.Second
 )
 
 // behind is how a host is connected.
 type behind struct {
-	nat   bool // nothing of other sites reaches it that it has not asked for
-	said  bool // an administrator has said so
-	plain bool // its agent is of before relays
+	nat   bool // nothing from other sites reaches the host unless it has asked for it
+	said  bool // an administrator has set that the host only dials out
+	plain bool // its agent is older than relays
 }
 
 // hasNAT reports whether some hosts of a seed are behind NAT.
 func hasNAT(seed uint64) bool { return seed%3 == 1 }
 
-// hostsOf returns the number of a seed's hosts. Relays need some.
+// hostsOf returns the number of a seed's hosts. Relays need several.
 func hostsOf(seed uint64) int {
 	if hasNAT(seed) {
 		return 6
@@ -44,28 +44,28 @@ func (s *Sim) connectHosts(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	for i, name := range s.names {
 		b := &s.hosts[name].behind
-		b.nat = i < 2 || rng.IntN(100) < 40 // the first hosts of both sites are
+		b.nat = i < 2 || rng.IntN(100) < 40 // the first hosts of both sites are behind NAT
 		b.said = b.nat && rng.IntN(2) == 0
 		b.plain = rng.IntN(100) < 7
 	}
 }
 
-// path is what a host remembers of the way to another.
+// path is a host's memory of the path to another.
 type path struct {
 	relay  string
-	since  time.Time // since it takes this way
+	since  time.Time // when it began to use this path
 	worked time.Time // zero: not yet
 }
 
-// open reports whether a host lets packets of another in, as far as NAT goes.
+// open reports whether NAT lets packets of another host in.
 func (h *host) open(from *host) bool { return h.site == from.site || !h.behind.nat }
 
-// lets reports whether packets pass from one host to another, though the other has not asked for them.
+// lets reports whether packets pass from one host to another that has not asked for them.
 func (s *Sim) lets(from, to *host) bool {
 	return from != nil && to != nil && from.up && to.up && !s.apart(from, to) && to.open(from)
 }
 
-// connected reports whether two hosts hear each other by WireGuard, by the orders that both have.
+// connected reports whether two hosts hear each other by WireGuard, under the orders that both have.
 func (s *Sim) connected(a, b *host) bool {
 	toB, toA := a.peer(b.name), b.peer(a.name)
 	if toA == nil || toB == nil || toA.Relay != toB.Relay || toA.RelayAddress != toB.RelayAddress {
@@ -96,7 +96,7 @@ func (h *host) peer(name string) *v1.PeerHost {
 	return nil
 }
 
-// observePaths returns what the host knows of the ways to others.
+// observePaths returns the host's report of its paths to others.
 func (h *host) observePaths() (list []*v1.PathObserved) {
 	if h.behind.plain || h.sim.foresight != nil {
 		return nil
@@ -148,8 +148,8 @@ func (h *host) observePaths() (list []*v1.PathObserved) {
 	return list
 }
 
-// checkRelays looks at the relays that a change has chosen: each is a third host that both others can reach, and each pair has a
-// port of its own there.
+// checkRelays checks the relays that a change has chosen: each is a third host that both hosts can reach, and each pair has
+// its own port there.
 func (s *Sim) checkRelays(before, now *core.Objects) {
 	taken := map[string]string{}
 	for name, o := range now.Hosts {
@@ -178,7 +178,7 @@ func (s *Sim) checkRelays(before, now *core.Objects) {
 	}
 }
 
-// checkGone looks whether a manager keeps a relay that has been out of reach for long, though it knows of another.
+// checkGone checks that a manager does not keep a relay that has been out of reach for long when it knows of another one.
 func (s *Sim) checkGone(m *manager, w core.World) {
 	if m.stale != nil || s.restored {
 		return
@@ -217,7 +217,7 @@ func (s *Sim) checkGone(m *manager, w core.World) {
 	s.stuck = stuck
 }
 
-// separated says which guests of one cluster have no path though a relay could join their hosts; empty: none.
+// separated names guests of one cluster that have no path although a relay could join their hosts; empty: there are none.
 func (s *Sim) separated() string {
 	o := s.store.objects
 	needed := map[string]bool{}

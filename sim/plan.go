@@ -1,6 +1,6 @@
 package sim
 
-// plan.go - what users ask for, and what breaks, and when.
+// plan.go - the requests of users, and the faults, with their times.
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"watari/migration"
 )
 
-// Step is one thing that happens. Numbers choose among what there is then, so that a step has a meaning in each plan.
+// Step is one request or fault. Its numbers choose among what exists then, so that a step has a meaning in each plan.
 type Step struct {
 	At    time.Duration
 	Kind  string
@@ -26,7 +26,7 @@ type Step struct {
 	For   time.Duration
 }
 
-// kinds are what may happen, and how likely that is.
+// kinds are the kinds of steps, and how likely each is.
 var kinds = []struct {
 	kind   string
 	weight int
@@ -35,18 +35,18 @@ var kinds = []struct {
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
-	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3},
+	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2},
 }
 
-// requests are the kinds of steps that users ask a manager for.
+// requests are the kinds of steps in which users ask a manager for something.
 var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true, "quarantine": true,
 	"checkpoint": true, "restore": true}
 
-// away are the kinds by which a host cannot be reached.
+// away are the kinds of steps that put a host out of reach.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
 	"vouch wrongly", "quarantine"}
 
-// ballast is how many vital writes a full disk takes.
+// ballast is the number of vital writes for which a full disk has reserved space.
 const ballast = 3
 
 // planOf makes the plan of a seed.
@@ -57,7 +57,7 @@ func planOf(seed uint64) []Step {
 		i := rng.IntN(hosts)
 		return fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
 	}
-	// Each seed leaves some kinds out, so that those that are left meet more often.
+	// Each seed leaves some kinds out, so that the other kinds meet more often.
 	chosen := kinds[:0:0]
 	total := 0
 	for _, k := range kinds {
@@ -126,6 +126,10 @@ func (s *Sim) perform(step Step) {
 		h.comeBack(step.For)
 	case "alter files":
 		s.alterFiles(h, step.Pick)
+	case "no room for copies":
+		h.cramped = true
+	case "claim a volume":
+		s.claimVolume(h, step.Pick)
 	case "kill watchdog":
 		h.killWatchdog()
 	case "kill agent":
@@ -191,7 +195,7 @@ func (s *Sim) perform(step Step) {
 	case "manager's clock jumps":
 		s.jumped = true
 		s.manager.offset += time.Duration(step.Pick-500) * 100 * time.Millisecond
-	case "boot id changes": // as an agent reads it; the host goes on
+	case "boot id changes": // the agent reads another boot id; the host goes on
 		if h.up && !h.makes() {
 			h.killAgent()
 			h.newBoot()
@@ -232,8 +236,8 @@ func (s *Sim) replaceManager() {
 	}
 }
 
-// outlive has another manager lead, while the present one has not noticed for a time: it answers agents, and gives orders by
-// what it has seen last.
+// outlive lets another manager lead while the present one does not notice for a time: it still answers agents, and gives
+// orders by its last snapshot.
 func (s *Sim) outlive(d time.Duration) {
 	if s.manager.dead || s.zombie != nil && !s.zombie.dead {
 		return
@@ -243,7 +247,7 @@ func (s *Sim) outlive(d time.Duration) {
 	s.zombie = old
 	s.tell(old.name, "does not notice that it leads no more")
 	s.lead()
-	// Agents come to the one and to the other.
+	// Agents connect to both managers.
 	for range 6 {
 		s.after(s.between(0, d), func() {
 			h := s.hosts[s.names[s.rng.IntN(len(s.names))]]
@@ -259,10 +263,10 @@ func (s *Sim) outlive(d time.Duration) {
 	})
 }
 
-// pool is what clusters' prefixes are taken from.
+// pool is the prefix from which clusters' prefixes are taken.
 var pool = netip.MustParsePrefix("10.77.0.0/16")
 
-// admit has the manager decide on a request, and writes the change that follows. It returns whether the request was granted.
+// admit lets the manager decide on a request, and writes the change. It returns whether the request was granted.
 func (s *Sim) admit(decide func(*core.Admission) (core.Change, error)) bool {
 	m, o := s.manager, s.store.objects
 	if m.dead {
@@ -284,7 +288,7 @@ func (s *Sim) admit(decide func(*core.Admission) (core.Change, error)) bool {
 	return true
 }
 
-// refusedTerm has a host with a full disk start guests, and then changes managers. The host can record neither the failed
+// refusedTerm makes a host with a full disk start guests, and then changes managers. The host can record neither the failed
 // starts nor the new manager's term. Then its agent is killed, its disk has room again, and it connects to the old manager.
 func (s *Sim) refusedTerm(h *host) {
 	if s.manager.dead || !h.up || s.zombie != nil && !s.zombie.dead {
@@ -313,7 +317,7 @@ func (s *Sim) refusedTerm(h *host) {
 
 // createCluster makes a cluster of a few guests.
 func (s *Sim) createCluster(pick int) {
-	if s.clusters == mostClusters || s.restored && !s.recovered { // a new cluster could take what a lost one had
+	if s.clusters == mostClusters || s.restored && !s.recovered { // a new cluster could take a lost one's prefix
 		return
 	}
 	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}
@@ -390,7 +394,7 @@ func (s *Sim) resizeCluster(pick int) {
 	}
 }
 
-// stop has a guest stopped, and notes the last epoch that users let run.
+// stop asks for a guest to be stopped, and notes the last epoch that users let run.
 func (s *Sim) stop(pick int) {
 	g := pickOf(s.store.objects.Guests, pick)
 	if g != nil && s.admit(func(a *core.Admission) (core.Change, error) { return a.StopGuest(g.Meta.Name) }) {
@@ -448,7 +452,8 @@ func (s *Sim) removeLost(h *host) {
 	}
 }
 
-// doubt notes that nobody will learn how guests ended on a host that is off: whether others have received what they were last.
+// doubt marks the copies that others have received from a host that is off: nobody will learn whether they have the guests'
+// last states.
 func (s *Sim) doubt(h *host) {
 	for _, name := range s.names {
 		for uid, c := range s.hosts[name].copies {
@@ -459,7 +464,7 @@ func (s *Sim) doubt(h *host) {
 	}
 }
 
-// vouchWrongly cuts a host off and has a person say that it is lost though it runs.
+// vouchWrongly cuts a host off, and makes a person say that the host is lost although it runs.
 func (s *Sim) vouchWrongly(h *host, d time.Duration) {
 	if len(s.store.objects.Hosts) < 3 {
 		return
@@ -485,11 +490,11 @@ func (s *Sim) vouchWrongly(h *host, d time.Duration) {
 	})
 }
 
-// evictWithin is how long a host that was removed wrongly may run its guests once it has been told. Its clock may jump back by
-// most of that, and an act that failed is tried again by the clock.
+// evictWithin is how long a host that was wrongly removed may run its guests once it has been told. Its clock may jump back
+// by most of that time, and the clock decides when a failed act is tried again.
 const evictWithin = 90 * time.Second
 
-// checkEvicted looks whether a host that was removed has ended its guests.
+// checkEvicted checks that a removed host has ended its guests.
 func (s *Sim) checkEvicted(h *host, since time.Duration) {
 	s.after(time.Second, func() {
 		busy := !h.up || h.agent == nil || h.libvirt != libvirtUp || !h.evicted || h.full

@@ -15,11 +15,11 @@ import (
 	"watari/core"
 )
 
-// calm is how long nothing is cut or switched off once an older copy was put back: a host that is away for longer than
-// core.ExpectedWithin then may run what the manager starts elsewhere.
+// calm is how long nothing is cut or switched off after an older copy was put back. Otherwise a host that is away for longer
+// than core.ExpectedWithin may run guests that the manager starts elsewhere.
 const calm = core.ExpectedWithin + 5*time.Second
 
-// putBack ends the manager, puts the backup back, and starts another manager. It happens once.
+// putBack ends the manager, puts the backup back, and starts another manager. It does that once.
 func (s *Sim) putBack() {
 	if s.backup == nil || s.restored {
 		return
@@ -42,7 +42,7 @@ func (s *Sim) putBack() {
 	s.lead()
 }
 
-// held does what the controller does before it decides: it looks at the stamps that hosts show.
+// held does what the controller does before it decides: it checks the stamps that hosts show.
 func (m *manager) held(o *core.Objects, reports core.Captured) bool {
 	var shown []core.Shown
 	for _, host := range slices.Sorted(maps.Keys(reports)) {
@@ -65,7 +65,7 @@ func (m *manager) held(o *core.Objects, reports core.Captured) bool {
 	return o.Held() || len(found) > 0
 }
 
-// keepEvidence writes down what is new. It returns whether the manager did not hold before.
+// keepEvidence records new evidence. It returns whether the manager begins to hold.
 func (m *manager) keepEvidence(o *core.Objects, found []core.Evidence) (begun bool) {
 	update, fresh := core.Hold(o.Hold(), found)
 	for _, e := range fresh {
@@ -137,7 +137,7 @@ func (s *Sim) recover() {
 	}
 }
 
-// endByHand ends a guest with virsh. A recovery leaves it alone, and says that a person may end it.
+// endByHand ends a guest with virsh. A recovery leaves such a guest alone, and says that a person may end it.
 func (s *Sim) endByHand(uid, host string) {
 	h := s.hosts[host]
 	if c := h.copies[uid]; c != nil {
@@ -149,7 +149,7 @@ func (s *Sim) endByHand(uid, host string) {
 	}
 }
 
-// newest chooses the newest copy of each guest of which several run, by its uid.
+// newest chooses the newest copy of each guest that runs more than once, by its uid.
 func newest(reports core.Captured) map[string]string {
 	keep, epochs, copies := map[string]string{}, map[string]uint64{}, map[string]int{}
 	for _, host := range slices.Sorted(maps.Keys(reports)) {
@@ -170,7 +170,7 @@ func newest(reports core.Captured) map[string]string {
 	return keep
 }
 
-// answer ends the hold: what connected hosts show is dealt with.
+// answer ends the hold: it marks what connected hosts show as dealt with.
 func (s *Sim) answer(reports core.Captured) {
 	o := s.store.objects
 	hold := proto.CloneOf(o.Hold())

@@ -2,7 +2,7 @@ package sim
 
 // shrink.go - the shortest plan that still fails.
 
-// Shrink takes steps out of a plan that fails, as long as it fails without them.
+// Shrink removes steps from a failing plan as long as it still fails.
 func Shrink(seed uint64, plan []Step) []Step {
 	fails := func(p []Step) bool { return run(seed, p, nil).Violation != "" }
 	for size := max(len(plan)/2, 1); ; size = max(size/2, 1) {

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// chaosFor is for how long users act and things break.
+	// chaosFor is how long users act and faults happen.
 	chaosFor = 60 * time.Second
 	// settleWithin is how long everything may take to settle afterwards.
 	settleWithin = 5 * time.Minute
-	// maxEvents bounds a run: one that has more goes round in circles.
+	// maxEvents bounds the events of a run: a run with more makes no progress.
 	maxEvents = 2_000_000
 )
 
 const (
-	user  = "ann" // who asks for everything
-	image = "img" // that all clusters have
+	user  = "ann" // the user who makes all requests
+	image = "img" // the image of all clusters
 	// mostClusters bounds the clusters that a plan asks for.
 	mostClusters = 3
 )
@@ -44,8 +44,8 @@ func quotaOf(seed uint64) *v1.Quota {
 type Sim struct {
 	engine
 	store    *store
-	manager  *manager // that leads
-	zombie   *manager // that led before, and has not noticed; nil: none
+	manager  *manager // the leading manager
+	zombie   *manager // an earlier leader that has not noticed; nil: none
 	managers int
 	hosts    map[string]*host
 	names    []string // of hosts, in order
@@ -55,11 +55,11 @@ type Sim struct {
 	oracle          bool // each decision is compared with a full one
 	unreadable      map[string]bool
 	partitions      map[string]bool     // "a b": these hosts cannot reach each other
-	cuts            map[string]*cutSeen // what happened for checkpoints, by their uid
+	cuts            map[string]*cutSeen // what really happened in checkpoints, by their uid
 	bases           map[fileOf]string   // the checkpoints on which files build
 	everyIncrement  bool                // all agents restore increments
 	made            map[string]bool     // volumes that were ready once, by uid
-	unwantedVolumes map[string]bool     // whose users have deleted them
+	unwantedVolumes map[string]bool     // volumes that their users have deleted
 	creates         map[string]int      // calls under way that create a domain, by host, boot and guest
 
 	transfers   []*transfer
@@ -67,24 +67,24 @@ type Sim struct {
 
 	started   map[string]string // where an epoch was started
 	granted   map[string]string // to whom an epoch was granted
-	tainted   map[string]bool   // guests whose host was wrongly said to be lost
+	tainted   map[string]bool   // guests whose host was wrongly called lost
 	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
 	intent    map[string]bool   // whether users want a guest to run, by its uid
-	raise     uint64            // the next term is above it
-	strike    strike            // what breaks at the next transfer
+	raise     uint64            // the next term is above this number
+	strike    strike            // the fault of the next transfer
 	strikeFor time.Duration
 	backup    *core.Objects // an older copy of the store; nil: there is none
-	restored  bool          // it was put back
-	recovered bool          // since then
-	calmUntil time.Time     // nothing is cut or switched off before
+	restored  bool          // the copy was put back
+	recovered bool          // a recovery was made since
+	calmUntil time.Time     // nothing is cut or switched off before this time
 	clusters  int
-	// How guests' use changes, and the host to which one has moved last.
+	// How guests' use changes, and the target of the last move.
 	pattern    pattern
 	lastTarget string
 	coolDown   time.Duration        // of the policies that decide by use
 	talking    int                  // the pattern of the guests' traffic
-	jumped     bool                 // a manager's clock has
-	stuck      map[string]time.Time // since when a pair keeps a relay that is gone, though there is another
+	jumped     bool                 // a manager's clock has jumped
+	stuck      map[string]time.Time // since when a pair has kept a relay that is gone, although there is another
 	foresight  *foresight           // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
@@ -152,7 +152,7 @@ func newSim(seed uint64, log func(string, ...any)) *Sim {
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
 }
 
-// until lets everything happen up to a time, or to the first violation.
+// until runs all events up to a time, or to the first violation.
 func (s *Sim) until(t time.Time) {
 	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
 		s.step()
@@ -195,7 +195,7 @@ func (s *Sim) begin(seed uint64, policies string) {
 	s.tidy()
 }
 
-// tidy deletes hosts that are being removed once nothing depends on them, again and again.
+// tidy deletes hosts that are being removed once nothing depends on them, and repeats itself.
 func (s *Sim) tidy() {
 	o := s.store.objects
 	for _, name := range s.names {
@@ -207,7 +207,7 @@ func (s *Sim) tidy() {
 	s.after(2*time.Second, s.tidy)
 }
 
-// wake has managers see what was written.
+// wake makes managers see what was written.
 func (s *Sim) wake() { s.manager.poke() }
 
 // apart tells whether two hosts cannot reach each other.

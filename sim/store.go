@@ -80,7 +80,7 @@ func (s *Sim) commit(term uint64, change core.Change) error {
 	return nil
 }
 
-// stored is the object of the same kind and name; nil: there is none.
+// stored returns the object of the same kind and name; nil: there is none.
 func stored(o *core.Objects, object core.Object) core.Object {
 	name := object.GetMeta().GetName()
 	switch object.(type) {
@@ -123,7 +123,7 @@ func orNil[T interface {
 	return o
 }
 
-// beginTerm makes a manager the leader. The term's number is above all that were, and above raise.
+// beginTerm makes a manager the leader. The term's number is above all earlier ones, and above raise.
 func (s *Sim) beginTerm(name string) *v1.Term {
 	next := *s.store.objects
 	next.Revision++

@@ -1,6 +1,6 @@
 package sim
 
-// traffic.go - guests that talk to each other, and what policy locality makes of that.
+// traffic.go - guests that talk to each other, and the moves of policy locality.
 
 import (
 	"slices"
@@ -12,10 +12,10 @@ import (
 	"watari/policy"
 )
 
-// talkFor is how long guests talk to the same others, as long as things break.
+// talkFor is how long guests talk to the same others while faults happen.
 const talkFor = 20 * time.Second
 
-// peer returns the index of the guest to which one of a cluster sends now; -1: to none.
+// peer returns the index of the guest to which a guest of a cluster sends now; -1: it sends to none.
 func (s *Sim) peer(index, guests int) int {
 	at := min(s.now.Sub(start), chaosFor)
 	switch (int(at/talkFor) + s.talking) % 4 {
@@ -46,7 +46,7 @@ func (h *host) talk(sample *v1.HostSample) {
 	}
 }
 
-// traffic is what the manager knows of the traffic between guests.
+// traffic returns the manager's knowledge of the traffic between guests.
 func (m *manager) traffic(now time.Time) core.Traffic {
 	if f := m.sim.foresight; f != nil {
 		return f.traffic
@@ -54,8 +54,8 @@ func (m *manager) traffic(now time.Time) core.Traffic {
 	return func(uid string) map[string]float64 { return m.matrix.Sent(uid, now) }
 }
 
-// checkTogether looks at the moves that policy locality has begun by one change: together they cut the bytes times distance of
-// their cluster as the manager sees it, and they spread no cluster less evenly.
+// checkTogether checks the moves that policy locality has begun by one change. Together they lower the bytes times distance
+// of their cluster as the manager sees it, and they spread no cluster less evenly.
 func (s *Sim) checkTogether(before, now *core.Objects) {
 	clusters := map[string]bool{}
 	for name, m := range now.Migrations {
@@ -87,7 +87,7 @@ func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
 	site := func(host string) string { return now.Hosts[host].GetInfo().GetSite() }
 	traffic := s.manager.traffic(s.manager.now())
 	if u := s.manager.usage; u != nil && u.Traffic != nil {
-		traffic = u.Traffic // by which the manager has decided; its clock may have jumped since
+		traffic = u.Traffic // by which the manager decided; its clock may have jumped since
 	}
 	was, is := 0.0, 0.0
 	spread := map[string][2]int{}

@@ -36,11 +36,12 @@ const (
 	strikeSourceAndTargetLibvirt        // the source crashes, and the target's libvirt hangs
 	strikeAgents                        // both agents are killed
 	strikeSourceQEMU                    // the source's QEMU is killed
-	strikeSourceAfterItRanOn            // the source's agent sees the transfer fail, and its host crashes before it can say so
+	strikeSourceAfterItRanOn            // the source's agent sees the transfer fail, and its host crashes before a report
 	strikes                      = iota - 1
 )
 
-// transfer is the transfer of one guest by libvirt. It continues while agents, hosts and the line between them work.
+// transfer is the transfer of one guest by libvirt. It continues while the agents, the hosts and the network between them
+// work.
 type transfer struct {
 	source, target *host
 	uid, name, id  string
@@ -118,7 +119,7 @@ func (s *Sim) carry(t *transfer) {
 	})
 }
 
-// finish: the target has all of it.
+// finish makes the target whole.
 func (s *Sim) finish(t *transfer) {
 	to := t.target.copies[t.uid]
 	if t.stage != carrying || to == nil || t.source.copies[t.uid] == nil {
@@ -131,7 +132,7 @@ func (s *Sim) finish(t *transfer) {
 	s.after(s.latency(5*time.Millisecond), func() { s.confirm(t) })
 }
 
-// struck injects the fault that the plan has asked for, at the moment when the target has all of the guest and nobody knows.
+// struck makes the fault that the plan has asked for, at the moment when the target has all of the guest and nobody knows.
 func (s *Sim) struck(t *transfer) {
 	kind := s.strike
 	s.strike = noStrike
@@ -175,7 +176,7 @@ func (s *Sim) struck(t *transfer) {
 			delete(t.source.copies, t.uid)
 			t.source.event(t.uid)
 		}
-		t.stage = over // what the source's libvirt cannot confirm has failed
+		t.stage = over // for the source's libvirt, a transfer that it cannot confirm has failed
 		s.drop(t)
 		t.end(machine.Result{Err: errBroken})
 	case strikeSourceAfterItRanOn:
@@ -197,7 +198,7 @@ func (s *Sim) struck(t *transfer) {
 	}
 }
 
-// confirm: the source's libvirt ends its copy. The agent sees the process end before libvirt does.
+// confirm makes the source's libvirt end its copy. The agent sees the process end before libvirt does.
 func (s *Sim) confirm(t *transfer) {
 	if t.stage != finished {
 		return
@@ -221,7 +222,7 @@ func (s *Sim) confirm(t *transfer) {
 	s.after(s.between(0, 400*time.Millisecond), func() { s.ended(t) })
 }
 
-// ended: the source's libvirt says that the guest was sent.
+// ended makes the source's libvirt report that the guest was sent.
 func (s *Sim) ended(t *transfer) {
 	if t.stage != confirmed {
 		return
@@ -232,7 +233,7 @@ func (s *Sim) ended(t *transfer) {
 	t.end(machine.Result{})
 }
 
-// breakOff ends a transfer that is under way. Both hypervisors clean up; once the target is whole it stays so, and the source
+// breakOff ends a transfer that is under way. Both hypervisors clean up. A target that is whole stays whole, and the source
 // either knows of it or goes on.
 func (s *Sim) breakOff(t *transfer, why string) {
 	if t.stage == over {
@@ -270,7 +271,7 @@ func (h *host) named() string {
 	return h.name
 }
 
-// drop forgets a transfer; its connection is closed.
+// drop forgets a transfer, and closes its connection.
 func (s *Sim) drop(t *transfer) {
 	for i, other := range s.transfers {
 		if other == t {
@@ -289,7 +290,7 @@ func (s *Sim) drop(t *transfer) {
 	}
 }
 
-// transferOf is the transfer that a host's hypervisor is at with a guest; nil: none.
+// transferOf returns the transfer of a guest in which a host's hypervisor takes part; nil: none.
 func (s *Sim) transferOf(h *host, uid string) *transfer {
 	for _, t := range s.transfers {
 		if t.uid == uid && (t.source == h || t.target == h) && t.stage != asking {

@@ -1,6 +1,6 @@
 package sim
 
-// volumes.go - volumes: the disks that hosts keep, what they do with them, and what must hold of a guest and its disk.
+// volumes.go - volumes: the disks that hosts keep, their work on them, and the invariants of a guest and its disk.
 
 import (
 	"fmt"
@@ -13,21 +13,21 @@ import (
 	"watari/core"
 )
 
-// diskSpace is what a host has for volumes, bytes.
+// diskSpace is a host's space for volumes, in bytes.
 const diskSpace = 100 << 30
 
 // disk is a volume's disk on a host.
 type disk struct {
 	facts *v1.VolumeFacts
-	// line names what was written to it: it changes when the disk is put back to a checkpoint, so that what a guest has in memory may belong to
-	// another line.
+	// line identifies the history of the disk's content. It changes when the disk is put back to a checkpoint; then a
+	// guest's memory may belong to another line.
 	line     string
 	restored []string
 	served   bool
 	working  bool
 }
 
-// followVolumes has a host follow its orders about volumes, which it keeps.
+// followVolumes makes a host follow its orders about volumes. It keeps the orders.
 func (h *host) followVolumes(w *v1.HostWanted) {
 	h.volumeOrders = map[string]*v1.VolumeWanted{}
 	for _, v := range w.GetVolumes() {
@@ -42,7 +42,7 @@ func (h *host) followVolumes(w *v1.HostWanted) {
 	h.workOnVolumes()
 }
 
-// workOnVolumes does what the orders ask for, again and again while something is left.
+// workOnVolumes carries out the orders, and repeats itself until nothing is left to do.
 func (h *host) workOnVolumes() {
 	again := false
 	for _, uid := range slices.Sorted(maps.Keys(h.volumeOrders)) {
@@ -78,8 +78,8 @@ func (h *host) workOnVolumes() {
 				}
 				h.disks[uid] = &disk{facts: w.Facts, line: "new"}
 			})
-		case d != nil && !d.served:
-			h.onVolume(d, func() { d.served, h.sim.made[uid] = true, true })
+		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
+			h.onVolume(d, func() { d.served, d.facts, h.sim.made[uid] = true, w.Facts, true })
 		}
 	}
 	if again {
@@ -92,7 +92,7 @@ func (h *host) workOnVolumes() {
 	}
 }
 
-// onVolume does something about a disk after a while, unless the agent has ended meanwhile. d is nil if there is none yet.
+// onVolume does something with a disk after a delay, unless the agent has ended meanwhile. d is nil if there is no disk yet.
 func (h *host) onVolume(d *disk, do func()) {
 	if d != nil {
 		d.working = true
@@ -129,7 +129,7 @@ func (h *host) putBack(uid string, w *v1.VolumeWanted) {
 	h.sim.checkDisks()
 }
 
-// reportVolumes is the volumes' part of a report.
+// reportVolumes returns the part of a report about volumes.
 func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
 	for _, uid := range slices.Sorted(maps.Keys(h.disks)) {
 		d := h.disks[uid]
@@ -139,7 +139,33 @@ func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
 		}
 		list = append(list, o)
 	}
+	for _, uid := range slices.Sorted(maps.Keys(h.claims)) {
+		if h.disks[uid] == nil {
+			list = append(list, &v1.VolumeObserved{Uid: uid, Ready: true, Facts: h.claims[uid]})
+		}
+	}
 	return list
+}
+
+// claimed is added to the generation of a volume that a host claims.
+const claimed = 1000
+
+// claimVolume makes a host report a volume that it does not have, with facts that another host may know.
+func (s *Sim) claimVolume(h *host, pick int) {
+	v := pickOf(s.store.objects.Volumes, pick)
+	if v == nil {
+		return
+	}
+	facts := &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation + claimed}
+	if d := s.hosts[v.Host]; d != nil && d.disks[v.Meta.Uid] != nil {
+		facts.Seal = d.disks[v.Meta.Uid].facts.Seal
+	}
+	h.claims[v.Meta.Uid] = facts
+}
+
+// seal returns a manager's seal of the facts that a host gets about a volume.
+func seal(host, uid string, f *v1.VolumeFacts) []byte {
+	return fmt.Append(nil, "sealed ", host, " ", uid, " ", f.Name, " ", f.OwnerUid, " ", f.SizeBytes, " ", f.Generation)
 }
 
 // reach returns the disk that a host reaches for a guest; nil: none.
@@ -155,7 +181,7 @@ func (s *Sim) reach(from *host, uid, at string) *disk {
 	return d
 }
 
-// opens lets a copy that is about to run, or to be restored, open its disk.
+// opens makes a copy that is about to run, or to be restored, open its disk.
 func (h *host) opens(c *copyOf, w *v1.VolumeSource) error {
 	if w == nil {
 		return nil
@@ -168,7 +194,7 @@ func (h *host) opens(c *copyOf, w *v1.VolumeSource) error {
 	return nil
 }
 
-// checkDisks looks whether each guest that runs writes to a disk that is what its memory takes it for.
+// checkDisks checks that each running guest writes to a disk of the line to which its memory belongs.
 func (s *Sim) checkDisks() {
 	for _, name := range s.names {
 		h := s.hosts[name]
@@ -183,7 +209,16 @@ func (s *Sim) checkDisks() {
 	}
 }
 
-// checkDiscard looks at a disk that is deleted: its user has asked for that, or another host has a newer one.
+// checkClaims checks that no host has got a volume by claiming to have it.
+func (s *Sim) checkClaims(now *core.Objects) {
+	for name, v := range now.Volumes {
+		if v.Generation >= claimed {
+			s.violate("host %s has got volume %s, which it does not have", v.Host, name)
+		}
+	}
+}
+
+// checkDiscard checks that a disk may be deleted: its user has asked for that, or another host has a newer disk.
 func (s *Sim) checkDiscard(h *host, uid string, d *disk) {
 	for _, name := range s.names {
 		if other := s.hosts[name].disks[uid]; other != nil && other != d && other.facts.Generation > d.facts.Generation {
@@ -247,7 +282,8 @@ func (s *Sim) idleVolume() string {
 	return ""
 }
 
-// unsettledVolume says what has not settled of a volume; empty: all has. A volume whose host was removed is lost, or waits for a restore.
+// unsettledVolume says what has not settled of a volume; empty: all has. A volume whose host was removed is lost, or waits
+// for a restore.
 func (s *Sim) unsettledVolume(v *v1.Volume) string {
 	switch {
 	case v.Meta.Deleting != nil:

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// limitCPUs limits the processor time of the lab's hosts until the test ends.
+// limitCPUs limits the CPU time of the lab's hosts until the test ends.
 func limitCPUs(t *testing.T, limits string) {
 	t.Helper()
 	set := func(limits string) {
@@ -40,7 +40,8 @@ func divided(t *testing.T, cluster string) string {
 	return strings.Join(parts, ", ")
 }
 
-// Abstract processors are placed by the hosts' speeds, and are divided anew when a host goes and comes back, under a program.
+// Abstract processors are placed by the hosts' speeds, and placed again when a host disappears and comes back, while a
+// program runs.
 func TestAbstractProcessors(t *testing.T) {
 	full(t)
 	limitCPUs(t, "a1=0.8,a2=0.4,b1=0.4,b2=0.4")

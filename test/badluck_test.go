@@ -77,7 +77,7 @@ var faults = []fault{
 		lift: func(t *testing.T, _, to string) { must(t, "host", "drain", "--undo", to) }},
 }
 
-// After any fault during a move, the guest is not lost, it never runs twice, and the manager's view and reality agree
+// After any fault during a move, the guest is not lost, it never runs twice, and the manager's view agrees with reality
 // again.
 func TestFaultsDuringAMove(t *testing.T) {
 	newCluster(t, "fault", 1)
@@ -91,8 +91,8 @@ func TestFaultsDuringAMove(t *testing.T) {
 	}
 }
 
-// failDuringAMove moves the guest, causes the fault while the guest's memory is sent, and waits until everything is
-// well again.
+// failDuringAMove moves the guest, causes the fault while the guest's memory is sent, and waits until everything works
+// again.
 func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 	t.Helper()
 	settled(t, "fault", 1)
@@ -267,8 +267,8 @@ func drainFirst(t *testing.T, cluster string) {
 	}
 }
 
-// An administrator confirms that a host is off, but it was only cut off. Its guest is started on another host, so there
-// are two. The host ends its copy as soon as it reaches the manager again.
+// An administrator confirms that a host is off, but the host was only disconnected. Its guest is started on another host, so
+// there are two copies. The host ends its copy as soon as it reaches the manager again.
 func TestAHostThatWasRemovedAsLostAndWasOnlyCutOff(t *testing.T) {
 	full(t)
 	newCluster(t, "vouched", 2, "--spread", "site")

@@ -1,6 +1,6 @@
 package test
 
-// chaos_test.go - faults at random, while programs that check themselves run and guests move.
+// chaos_test.go - random faults, while programs that check themselves run and guests move.
 
 import (
 	"encoding/json"
@@ -21,7 +21,7 @@ import (
 	"watari/bench/report"
 )
 
-// What `make chaos` asks for. A short chaos on the shared lab is one of the ordinary tests.
+// The settings of `make chaos`. A short chaos on the shared lab is one of the ordinary tests.
 var (
 	chaosSeed    = os.Getenv("WATARI_CHAOS_SEED")
 	chaosMinutes = os.Getenv("WATARI_CHAOS_MINUTES")
@@ -32,7 +32,7 @@ const (
 	defaultMinutes = 0.5
 )
 
-// useThreeSites gives a chaos of its own a larger lab.
+// useThreeSites gives a separate chaos a larger lab.
 func useThreeSites() {
 	labName, listen = "chaos", "0.0.0.0:17074"
 	labShape = []string{"--sites", "3", "--hosts", "2", "--wan", "10ms,400mbit"}
@@ -44,9 +44,9 @@ func useThreeSites() {
 type trouble struct {
 	name   string
 	weight int
-	// least and most bound how long it lasts; 0: there is nothing to lift.
+	// least and most bound its duration; 0: there is nothing to lift.
 	least, most time.Duration
-	// ends: a guest may be ended by it, and a run with it.
+	// ends: the fault may end a guest, and with it a run.
 	ends bool
 	do   func(c *chaos, s strike) error
 	lift func(c *chaos, s strike) error
@@ -113,7 +113,7 @@ func signalOn(pattern string, which syscall.Signal) func(*chaos, strike) error {
 
 func signal(host, pattern string, which syscall.Signal) {
 	for _, pid := range processesOn(host, pattern) {
-		syscall.Kill(pid, which) // it may have ended
+		syscall.Kill(pid, which) // the process may have ended
 	}
 }
 
@@ -135,11 +135,11 @@ func (s strike) String() string {
 const (
 	// strikePause is the mean time between two faults.
 	strikePause = 4 * time.Second
-	// endsPause is the least time between two faults that end guests, so that runs come to an end in between.
+	// endsPause is the least time between two faults that end guests, so that runs can finish in between.
 	endsPause = 70 * time.Second
 )
 
-// planChaos decides all faults. The same seed gives the same ones.
+// planChaos plans all faults. The same seed gives the same plan.
 func planChaos(seed uint64, lasts time.Duration, guests []string) (plan []strike) {
 	random := rand.New(rand.NewPCG(seed, seed))
 	var all []*trouble
@@ -148,7 +148,7 @@ func planChaos(seed uint64, lasts time.Duration, guests []string) (plan []strike
 			all = append(all, &troubles[i])
 		}
 	}
-	busy := map[string]time.Duration{} // what has a fault, until when
+	busy := map[string]time.Duration{} // the end of the fault of each target
 	ended := -endsPause / 2
 	for at := strikePause; at < lasts; at += time.Duration(random.Int64N(int64(2 * strikePause))) {
 		s := strike{at: at, trouble: all[random.IntN(len(all))], host: hosts[random.IntN(len(hosts))], guest: guests[random.IntN(len(guests))]}
@@ -180,12 +180,12 @@ type chaos struct {
 	begun time.Time
 
 	mu      sync.Mutex
-	enders  []time.Time // when guests may have been ended
+	enders  []time.Time // times at which guests may have been ended
 	right   int
 	excused []string
 }
 
-// try runs a command until it succeeds: the manager may be away.
+// try repeats a command until it succeeds, because the manager may be down.
 func (c *chaos) try(args ...string) error {
 	var out string
 	var err error
@@ -197,13 +197,13 @@ func (c *chaos) try(args ...string) error {
 	return fmt.Errorf("watari %s: %w\n%s", strings.Join(args, " "), err, out)
 }
 
-// mayRefuse runs a command that the manager may refuse, or be away for.
+// mayRefuse runs a command that may fail: the manager may refuse it or be down.
 func (c *chaos) mayRefuse(args ...string) error {
 	shared.watari(5*time.Second, args...)
 	return nil
 }
 
-// strike makes the plan's faults happen, and lifts them.
+// strike causes and lifts the faults of the plan.
 func (c *chaos) strike(plan []strike) {
 	var lifts sync.WaitGroup
 	defer lifts.Wait()
@@ -230,7 +230,7 @@ func (c *chaos) strike(plan []strike) {
 	}
 }
 
-// job is a program that runs again and again on a cluster.
+// job is a program that runs repeatedly on a cluster.
 type job struct {
 	cluster string
 	steps   string
@@ -238,7 +238,7 @@ type job struct {
 	answer  string   // of an undisturbed run
 }
 
-// compute runs the job until a time, and compares its answers.
+// compute repeats the job until a time, and compares its answers.
 func (c *chaos) compute(j *job, until time.Time) {
 	for n := 1; time.Now().Before(until); n++ {
 		name := fmt.Sprintf("%s-%d-%x", j.cluster, n, c.begun.Unix())
@@ -266,8 +266,8 @@ func (c *chaos) compute(j *job, until time.Time) {
 // givenUp finds the guest in the advice to start it.
 var givenUp = regexp.MustCompile(`given up after \d+ starts; watari guest start (\S+) tries again`)
 
-// run runs the job once, and returns its table or why there is none. No command's failure counts as the run's: the manager may
-// be away.
+// run runs the job once, and returns its table or why there is none. A failed command does not count as a failed run,
+// because the manager may be down.
 func (j *job) run(name string, limit time.Time) (answer, failure string) {
 	begin := append([]string{"run", j.cluster, "--name", name, "--detach", "--stage", "../examples/melt/in.melt"}, j.more...)
 	begin = append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", j.steps)
@@ -280,7 +280,7 @@ func (j *job) run(name string, limit time.Time) (answer, failure string) {
 			if strings.Contains(out, "there is no run") {
 				_, last = shared.outcome(30*time.Second, begin...)
 			}
-			// A guest that ends again and again is left to a person, who is told what to do.
+			// A guest that ends repeatedly is given up, and the message tells a person how to start it.
 			if given := givenUp.FindStringSubmatch(last); given != nil {
 				_, _ = shared.outcome(30*time.Second, "guest", "start", given[1])
 			}
@@ -349,11 +349,11 @@ func TestChaos(t *testing.T) {
 	}
 	c.strike(plan)
 	work.Wait()
-	for _, name := range guests { // those that were given up
+	for _, name := range guests { // some guests may have been given up
 		_, _ = shared.outcome(30*time.Second, "guest", "start", name)
 	}
 	settle0 := settle
-	settle = 2 * time.Minute // an owner has to have been away for a while
+	settle = 2 * time.Minute // an owner must have been away for a while
 	defer func() { settle = settle0 }()
 	hostsReady(t)
 	for i, j := range jobs {
@@ -375,11 +375,11 @@ type chaosReport struct {
 	Faults  map[string]int `json:"faults"`
 	Right   int            `json:"runs_right"`
 	Ended   int            `json:"runs_ended_with_a_guest"`
-	Moves   map[string]int `json:"moves"` // by how they ended
+	Moves   map[string]int `json:"moves"` // by their end state
 	Passed  bool           `json:"passed"`
 }
 
-// report tells what has happened, and writes it for `make chaos`.
+// report logs the results, and writes them for `make chaos`.
 func (c *chaos) report(seed uint64, minutes float64, plan []strike) {
 	r := chaosReport{Header: report.NewHeader("chaos", fmt.Sprintf("make chaos SEED=%d MINUTES=%g", seed, minutes)), Seed: seed, Minutes: minutes,
 		Faults: map[string]int{}, Moves: map[string]int{}, Right: c.right, Ended: len(c.excused), Passed: !c.t.Failed()}

@@ -1,6 +1,6 @@
 package test
 
-// checkpoint_badluck_test.go - hosts that are lost while a cluster is saved or restored, and disks that are full.
+// checkpoint_badluck_test.go - lost hosts while a cluster is saved or restored, and full disks.
 
 import (
 	"path/filepath"
@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// crash ends a host and all that runs on it, at once.
+// crash ends a host and all its processes at once.
 func crash(t *testing.T, host string) {
 	t.Helper()
 	must(t, "lab", "host", "crash", "--name", labName, host)
 }
 
-// computes waits until the program of counting counts on. Its cluster may be restored meanwhile.
-func computes(t *testing.T, cluster string) {
+// awaitProgress waits until the program of counting continues to count. Its cluster may be restored meanwhile.
+func awaitProgress(t *testing.T, cluster string) {
 	t.Helper()
 	settledWithin(t, 3*time.Minute, cluster, 2)
 	before := counted(t, cluster)
@@ -46,7 +46,7 @@ func TestHostsAreLostWhileAClusterIsSavedAndRestored(t *testing.T) {
 	lost := guestNamed(t, "struck-1").Host
 	crash(t, lost)
 	t.Logf("host %s is lost under a checkpoint, which says: %v", lost, <-done)
-	computes(t, "struck")
+	awaitProgress(t, "struck")
 	must(t, "lab", "host", "start", "--name", labName, lost)
 	hostsReady(t)
 	kept = copied(t, checkpointed(t, "struck").Meta.Name)
@@ -64,7 +64,7 @@ func TestHostsAreLostWhileAClusterIsSavedAndRestored(t *testing.T) {
 	crash(t, lost)
 	err := <-done
 	t.Logf("host %s is lost under a restore, which says: %v", lost, err)
-	computes(t, "struck")
+	awaitProgress(t, "struck")
 	must(t, "lab", "host", "start", "--name", labName, lost)
 	hostsReady(t)
 	must(t, "run", "cancel", "struck-count")
@@ -81,12 +81,12 @@ func TestACheckpointThatFindsNoRoom(t *testing.T) {
 		inHost(t, host, "mkdir -p -m 700 "+agentState+"/checkpoints && mount -t tmpfs -o size=1m full "+agentState+"/checkpoints")
 		return func() { inHost(t, host, "umount "+agentState+"/checkpoints") }
 	}
-	// The host of a guest has no room for the guest's file: nothing is made, and the guests go on.
+	// The host of a guest has no room for the guest's file: no checkpoint is made, and the guests continue.
 	free := fill(host)
 	refused(t, []string{"narrow-0", "room"}, "checkpoint", "create", "narrow")
 	free()
-	computes(t, "narrow")
-	// The host that would keep a copy has none: another one does.
+	awaitProgress(t, "narrow")
+	// The host for a copy has no room: another host stores the copy.
 	var frees []func()
 	for _, other := range hosts {
 		if other != host && other != guestNamed(t, "narrow-1").Host && len(frees) == 0 {
@@ -98,11 +98,12 @@ func TestACheckpointThatFindsNoRoom(t *testing.T) {
 		free()
 	}
 	must(t, "checkpoint", "restore", kept.Meta.Name)
-	computes(t, "narrow")
+	awaitProgress(t, "narrow")
 	must(t, "run", "cancel", "narrow-count")
 }
 
-// A program over PM goes on through checkpoints, goes back to the last one twice, the second time on another host, and computes what it computes undisturbed.
+// A program over PM continues after checkpoints, is restored from the last one twice, the second time on another host, and
+// computes the same result as an undisturbed run.
 func TestAProgramOverPMGoesBackToACheckpoint(t *testing.T) {
 	full(t)
 	hostsReady(t)
@@ -130,12 +131,12 @@ func TestAProgramOverPMGoesBackToACheckpoint(t *testing.T) {
 	})
 	for range 2 {
 		made := checkpointed(t, "rail")
-		t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
+		t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	}
 	copied(t, newestCheckpoint(t, "rail"))
 	must(t, "checkpoint", "restore", "rail")
 	settled(t, "rail", 2)
-	time.Sleep(2 * time.Second) // so that the program has sent and received since
+	time.Sleep(2 * time.Second) // the program sends and receives messages meanwhile
 	lost := guestNamed(t, "rail-1").Host
 	crash(t, lost)
 	settledWithin(t, 3*time.Minute, "rail", 2)

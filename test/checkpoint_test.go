@@ -1,6 +1,6 @@
 package test
 
-// checkpoint_test.go - a cluster goes on from a checkpoint under a program that checks itself.
+// checkpoint_test.go - a cluster is restored from a checkpoint under a program that checks itself.
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// savedCluster is what the test reads of a checkpoint.
+// savedCluster has the fields of a checkpoint that the test reads.
 type savedCluster struct {
 	Meta         struct{ Name, UID string }
 	State        string
@@ -32,9 +32,10 @@ type savedCluster struct {
 	}
 }
 
-// TestAClusterGoesOnFromACheckpoint restores a cluster twice under one run: because a person asks for it, and because a host is lost. For
-// that, the agent of a guest's host is stopped for good, as if the host were cut off: it can neither hear from the manager nor end the
-// guest. The host's watchdog ends the guest before its lease ends. When the agent goes on, it has old orders to run the guest.
+// TestAClusterGoesOnFromACheckpoint restores a cluster twice under one run: on request, and because a host is lost. For the
+// second restore, the test stops the agent of a guest's host, as if the host were disconnected: the agent can neither hear
+// from the manager nor end the guest. The host's watchdog ends the guest before its lease ends. When the agent continues, it
+// has old orders to run the guest.
 func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	newCluster(t, "saved", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
 	dir := t.TempDir()
@@ -56,11 +57,11 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		return strings.Contains(out, "Step"), out
 	})
 	made := checkpointed(t, "saved")
-	t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
+	t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	if !strings.HasSuffix(made.State, "_DONE") || len(made.Members) != 2 {
 		t.Fatalf("the checkpoint is %+v", made)
 	}
-	// The next one has only what differs, and is what the cluster is restored from.
+	// The next checkpoint has only the differences, and the cluster is restored from it.
 	whole := made
 	made = checkpointed(t, "saved")
 	for i, m := range made.Members {
@@ -71,14 +72,15 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		}
 	}
 	made = copied(t, made.Meta.Name)
-	// A file that somebody has altered is found, and is copied anew from the other host. A guest is restored on trial beside the one that runs.
+	// An altered file is detected, and copied again from the other host. A guest is restored on trial beside the running
+	// one.
 	alter(t, made, 0, made.Members[0].File.Hosts[:1])
 	must(t, "checkpoint", "verify", made.Meta.Name)
 	made = copied(t, made.Meta.Name)
 	if v := made.Verification; !strings.HasSuffix(v.State, "_DONE") || !strings.HasPrefix(v.Guest, "saved-") {
 		t.Errorf("the verification is %+v", v)
 	}
-	// The next one is altered wherever it is, and is asked for. The one before is used.
+	// The next checkpoint is altered on all hosts, and then requested. The one before is used instead.
 	altered := copied(t, checkpointed(t, "saved").Meta.Name)
 	alter(t, altered, 1, altered.Members[1].File.Hosts)
 	must(t, "checkpoint", "restore", altered.Meta.Name)
@@ -133,8 +135,8 @@ func alter(t *testing.T, c savedCluster, guest int, hosts []string) {
 	}
 }
 
-// checkpointed makes a checkpoint of a cluster. Guests stand for 3 s at most, so a checkpoint fails on a machine that is too busy for
-// that, and is then tried again.
+// checkpointed makes a checkpoint of a cluster. Guests are paused for 3 s at most, so a checkpoint may fail on a busy
+// machine. Then checkpointed tries again.
 func checkpointed(t *testing.T, cluster string) (made savedCluster) {
 	t.Helper()
 	for try := range 4 {
@@ -143,7 +145,7 @@ func checkpointed(t *testing.T, cluster string) (made savedCluster) {
 			return decoded[savedCluster](t, "checkpoint", "show", newestCheckpoint(t, cluster))
 		}
 		made = decoded[savedCluster](t, "checkpoint", "show", newestCheckpoint(t, cluster))
-		late := strings.Contains(made.Message, "within") || strings.Contains(made.Message, "stood for too long")
+		late := strings.Contains(made.Message, "within") || strings.Contains(made.Message, "stopped for too long")
 		if try == 3 || !strings.HasSuffix(made.State, "_FAILED") || !late {
 			t.Fatalf("checkpoint create %s: %v: %s\n%s", cluster, err, made.Message, out)
 		}

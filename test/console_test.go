@@ -13,7 +13,7 @@ type keptConsole struct {
 	Life                     uint32
 }
 
-// endsAgain waits until a guest is ready in a later epoch, and returns the event of the end before.
+// endsAgain waits until a guest is ready in a later epoch, and returns the event of the end before it.
 func endsAgain(t *testing.T, name, epoch string) string {
 	t.Helper()
 	until(t, 4*time.Minute, "guest "+name+" to be restarted", func() (bool, string) {

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// serveBytes is a program in a guest that sends 48 MiB of known bytes to whoever connects.
+// serveBytes is a program in a guest that sends 48 MiB of known bytes to each client.
 const serveBytes = `use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => 8888, Listen => 5, ReuseAddr => 1) or die;
 print "listens\n"; $| = 1; while (my $c = $s->accept) { for my $i (1..768) { print $c chr($i % 251) x 65536; } close $c; }`
 
-// A download through `watari guest forward` goes on while the guest moves, and is complete.
+// A download through `watari guest forward` continues while the guest moves, and is complete.
 func TestForwardAndShell(t *testing.T) {
 	newCluster(t, "way", 1)
 	if out := must(t, "ssh", "way-0", "--", "sh", "-c", "hostname; id -un"); strings.TrimSpace(out) != "way-0\nwatari" {

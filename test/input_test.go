@@ -123,7 +123,8 @@ func TestMigrateToAFullHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Reserved memory counts, even if it is not used yet. What is left is too little for another guest, and enough for the host's daemons.
+	// Reserved memory counts, even if it is not used yet. The rest is too little for another guest, and enough for the
+	// host's daemons.
 	must(t, "cluster", "create", "large", "--guests", "2", "--spread", "host", "--site", "b", "--image", imageName,
 		"--memory", strconv.FormatUint(bytes>>20-200, 10)+"M")
 	t.Cleanup(func() { must(t, "cluster", "delete", "large", "--wait") })

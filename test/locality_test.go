@@ -1,6 +1,6 @@
 package test
 
-// locality_test.go - guests that talk to each other come together.
+// locality_test.go - guests that exchange messages are moved together.
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// pair is what `watari cluster traffic -o json` says of two guests.
+// pair has the fields of `watari cluster traffic -o json` about two guests.
 type pair struct {
 	Guest, Other   string
 	Sent, Received float64
@@ -25,8 +25,8 @@ func pairsOf(t *testing.T, cluster string) map[string]pair {
 	return found
 }
 
-// talkUntil has two guests run an MPI program that sends messages to and fro and verifies each, again and again until there is a
-// file. done has the output.
+// talkUntil makes two guests run an MPI program that exchanges messages and verifies each, repeatedly until a file exists.
+// done receives the output.
 func talkUntil(file, a, b string) (done chan string) {
 	done = make(chan string, 1)
 	mpirun := fmt.Sprintf(`mpirun --mca plm_rsh_agent "watari-guest rsh" --host %s,%s -np 2 NPopenmpi -i -n 3 -l 60000 -u 100000`, a, b)
@@ -40,8 +40,8 @@ func talkUntil(file, a, b string) (done chan string) {
 	return done
 }
 
-// Of four guests on two sites, those that talk to each other are at different sites. Policy locality brings each pair to one host
-// while its program runs, says why, and leaves them there.
+// Of four guests on two sites, the pairs that exchange messages are split between the sites. Policy locality moves each pair
+// to one host while its program runs, records why, and leaves the pairs there.
 func TestPairsThatTalkComeTogether(t *testing.T) {
 	full(t)
 	if wholeHosts {

@@ -1,6 +1,6 @@
 package test
 
-// monitor_test.go - who uses the hosts: what is measured, kept and shown.
+// monitor_test.go - who uses the hosts: measurements, history and display.
 
 import (
 	"encoding/json"
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// usage is what `watari host show -o json` says of a host's sample.
+// usage has the fields of `watari host show -o json` about a host's sample.
 type usage struct {
 	Sample struct {
 		CPUGuests float64 `json:"cpuGuests"`
@@ -32,7 +32,7 @@ type usage struct {
 	} `json:"sample"`
 }
 
-// some is the part of a core that a program that never sleeps has at least, on a machine that others use, too.
+// some is the least part of a core that a busy program gets, even on a machine that others use.
 const some = 0.1
 
 func TestWhoUsesTheHosts(t *testing.T) {

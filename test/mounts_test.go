@@ -1,6 +1,6 @@
 package test
 
-// mounts_test.go - folders of a file server outside, an NFS server beside the lab.
+// mounts_test.go - folders of an outside file server: an NFS server beside the lab.
 
 import (
 	"fmt"
@@ -19,7 +19,7 @@ import (
 type outsideServer struct {
 	address string
 	port    int
-	folder  string // that it exports as /data
+	folder  string // directory that it exports as /data
 	process *os.Process
 }
 
@@ -100,7 +100,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	newCluster(t, "depot", 2, "--site", "a", "--spread", "host", "--mount", data+":/data", "--mount", data+"/in:/input:ro")
 	newCluster(t, "other", 1, "--site", "a")
 
-	// Only the guests that mount it reach the server, and what is read-only stays so.
+	// Only the guests that mount the folder reach the server, and a read-only mount stays read-only.
 	if out, err := shared.watari(time.Minute, "guest", "exec", "other-0", "--", "bash", "-c", "exec timeout 2 bash -c '</dev/tcp/169.254.77.1/7200'"); err == nil {
 		t.Errorf("a guest of another cluster reaches the file server: %s", out)
 	}
@@ -108,7 +108,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 		t.Errorf("a folder that is mounted read-only is written: %v %s", err, out)
 	}
 
-	// A program that checks itself writes through moves, an agent that is killed, and a server that stands still.
+	// A program that checks itself writes during moves, a kill of an agent, and a pause of the server.
 	const count = 80
 	const program = "exec 3</input/numbers; n=0; while read x <&3; do n=$((n+1)); test $x = $n || exit 8; echo $n >>/data/out; test $(wc -l </data/out) = $n || exit 9; test $n != 1 || echo begun; sleep 0.05; done; echo $n in all"
 	var numbers strings.Builder
@@ -133,7 +133,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 		t.Errorf("the program says %q, and the server has %d lines", said, lines(t, out))
 	}
 
-	// A program goes back to a checkpoint with its open files, though the server has served it since.
+	// A program with open files is restored from a checkpoint, although it has used the server since.
 	hostsReady(t)
 	settled(t, "depot", 2)
 	must(t, "run", "depot", "--name", "depot-read", "-n", "1", "--detach", "--",
@@ -145,7 +145,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	until(t, time.Minute, "the program goes on after the checkpoint", func() (bool, string) { return lines(t, seen) > before+8, "" })
 	restores := 1
 	if os.Getenv("WATARI_TEST_FULL") != "" {
-		restores = 2 // the second time the server knows a later guest than the checkpoint's, too
+		restores = 2 // at the second restore, the server also knows a guest that is newer than the checkpoint's
 	}
 	for range restores {
 		must(t, "checkpoint", "restore", "depot")

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// The MPI program is NetPIPE (Debian: netpipe-mpich2): two ranks send each other messages of growing size and verify
-// them (-i). -n sets the number of messages; otherwise each rank chooses it, and the numbers may differ. MPICH is Debian
-// 13's, because Debian 12's (4.0) may stand still in MPI_Finalize if a rank was paused (https://github.com/pmodels/mpich/pull/6596).
+// The MPI program is NetPIPE (Debian: netpipe-mpich2): two ranks send each other messages of growing size and verify them
+// (-i). -n sets the number of messages; otherwise each rank chooses it, and the numbers may differ. MPICH is Debian 13's,
+// because Debian 12's (4.0) may hang in MPI_Finalize if a rank was paused (https://github.com/pmodels/mpich/pull/6596).
 func TestMPICHOverTwoSites(t *testing.T) {
 	full(t)
 	must(t, "image", "build", "mpich", "--suite", "trixie", "--packages", "mpich,netpipe-mpich2")

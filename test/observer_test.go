@@ -24,9 +24,9 @@ const (
 	askPause     = 10 * time.Second
 )
 
-// observer records violations of the rule that a guest never runs twice. evidence.Judge describes what it can and
-// cannot see. It sees the QEMU processes of this machine, but not those inside whole hosts, so there is no observer
-// with whole hosts. There, and for what the observer cannot see, settled and copies check now and then.
+// observer records violations of the rule that a guest never runs twice. evidence.Judge describes what it can and cannot
+// see. It sees the QEMU processes of this machine, but not those inside whole hosts, so there is no observer with whole
+// hosts. Where the observer cannot see, settled and copies check from time to time.
 type observer struct {
 	system     *system
 	stop, done chan struct{}

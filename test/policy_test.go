@@ -1,6 +1,6 @@
 package test
 
-// policy_test.go - guests that move because a policy says so.
+// policy_test.go - guests that move because of a policy.
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// harvestPolicy gives hosts that match back to their owners.
+// harvestPolicy withdraws hosts that match, for their owners.
 const harvestPolicy = `
 owners:
 - match: %s
@@ -36,7 +36,7 @@ func applyPolicy(t *testing.T, text string) {
 	must(t, "policy", "apply", file)
 	t.Cleanup(func() {
 		must(t, "policy", "apply", "testdata/still.yaml")
-		hostsReady(t) // hosts that were withdrawn are given back
+		hostsReady(t) // withdrawn hosts take guests again
 	})
 }
 
@@ -71,8 +71,8 @@ func left(t *testing.T, name, host string) {
 
 const ticking = "echo begun; for i in $(seq 40); do echo tick $i; sleep 1; done"
 
-// The owner of a machine comes back: the guests leave, the programs in them go on, and the machine takes guests again once
-// the owner is away.
+// The owner of a machine comes back: the guests leave, their programs continue, and the machine takes guests again after the
+// owner has left.
 func TestTheOwnerComesBack(t *testing.T) {
 	newCluster(t, "lent", 2, "--site", "a", "--spread", "host")
 	settled(t, "lent", 2)
@@ -102,15 +102,15 @@ func TestTheOwnerComesBack(t *testing.T) {
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were restarted: %v", lost)
 	}
-	// What has happened is found again in what was measured.
+	// A replay of the measurements finds what has happened.
 	out := must(t, "policy", "test", "--since", "10m")
 	if !strings.Contains(out, "host "+host+" takes no guests") {
 		t.Errorf("a test of the policy finds no return of the owner:\n%s", out)
 	}
 }
 
-// All owners come back at once: no host has room, so guests are slowed down where they are. Then their cluster is suspended, and goes on
-// when an owner has left.
+// All owners come back at once: no host has room, so guests are slowed down where they are. Then their cluster is suspended,
+// and resumed when an owner has left.
 func TestAllOwnersComeBack(t *testing.T) {
 	newCluster(t, "all", 1)
 	settled(t, "all", 1)
@@ -157,7 +157,7 @@ func TestAllOwnersComeBack(t *testing.T) {
 		g := guestNamed(t, "all-0")
 		return g.Host == other && strings.HasSuffix(g.State, "_RUNNING"), fmt.Sprintf("%+v", g)
 	})
-	must(t, "run", "logs", "--follow", "all-run") // it may show what the run has written since the checkpoint, and then write again
+	must(t, "run", "logs", "--follow", "all-run") // the output may repeat what the run has written since the checkpoint
 	if out := must(t, "run", "logs", "all-run"); strings.Count(out, "tick") != 40 {
 		t.Errorf("%d lines of output, want 40:\n%s", strings.Count(out, "tick"), out)
 	}
@@ -170,7 +170,7 @@ func TestAllOwnersComeBack(t *testing.T) {
 	}
 }
 
-// The manager is killed in the midst of an evacuation, and started again.
+// The manager is killed in the middle of an evacuation, and started again.
 func TestManagerKilledWhileGuestsLeave(t *testing.T) {
 	newCluster(t, "mid", 2, "--site", "a", "--spread", "host")
 	settled(t, "mid", 2)
@@ -191,7 +191,7 @@ func TestManagerKilledWhileGuestsLeave(t *testing.T) {
 	}
 }
 
-// Before a maintenance window guests leave a host, and it takes guests again afterwards.
+// Guests leave a host before a maintenance window, and the host takes guests again afterwards.
 func TestMaintenance(t *testing.T) {
 	newCluster(t, "care", 1, "--site", "a")
 	settled(t, "care", 1)
@@ -208,7 +208,7 @@ func TestMaintenance(t *testing.T) {
 	settled(t, "care", 1)
 }
 
-// A policy with an error is refused with its line, and the one in force stays.
+// A policy with an error is refused with the line of the error, and the policy in force stays.
 func TestPolicyWithAnError(t *testing.T) {
 	applyPolicy(t, fmt.Sprintf(harvestPolicy, "host.lent"))
 	before := must(t, "policy", "show")
@@ -230,13 +230,13 @@ func TestPolicyWithAnError(t *testing.T) {
 	}
 }
 
-// balancePolicy looks often, so that the test is short.
+// balancePolicy has a short interval, so that the test is short.
 const balancePolicy = "balance: {interval: 2s, cool_down: 10m}\n"
 
-// spinning computes for a time, and tells now and then.
+// spinning computes for a time, and prints a line from time to time.
 const spinning = "echo begun; end=$(($(date +%s) + 100)); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done; echo tick; done"
 
-// A host has more to do than its processors can, and another is idle: guests move there while a program runs in them, say why, and
+// One host is overloaded, and another is idle: guests move to the idle host while a program runs in them, with a reason, and
 // stay there.
 func TestBalance(t *testing.T) {
 	full(t)

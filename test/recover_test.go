@@ -1,6 +1,6 @@
 package test
 
-// recover_test.go - an older copy of the manager's state is put back while a newer cluster computes.
+// recover_test.go - an older copy of the manager's state is restored while a newer cluster computes.
 
 import (
 	"os"
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// recovery is what `watari recover` says.
+// recovery is the output of `watari recover`.
 type recovery struct {
 	Held   bool
 	Done   bool
@@ -23,7 +23,7 @@ type recovery struct {
 	Obstacles []string
 }
 
-// stateAside copies the stopped manager's state; the returned function puts the copy back.
+// stateAside copies the stopped manager's state; the returned function restores the copy.
 func stateAside(t *testing.T) (putBack func(t *testing.T)) {
 	t.Helper()
 	state, copied := filepath.Join(shared.state, "manager"), filepath.Join(shared.state, "manager-of-before")
@@ -49,14 +49,14 @@ func endManager(t *testing.T) {
 	until(t, 10*time.Second, "the manager has ended", func() (bool, string) { return syscall.Kill(pid, 0) != nil, "" })
 }
 
-// logOf reads what a program has written to the log of LAMMPS in the shared home.
+// logOf reads a program's LAMMPS log in the shared home.
 func logOf(guest, run string) string {
 	out, _ := shared.watari(20*time.Second, "guest", "exec", guest, "--", "cat", "/home/watari/runs/"+run+"/log.lammps")
 	return out
 }
 
-// The manager's state is put back from before a cluster was made and another guest moved. The program on the newer cluster
-// computes on, whatever the manager knows of it, and gives the right answer; the manager ends nothing and takes all up again.
+// The manager's state is restored from a time before a cluster was made and another guest moved. The program on the newer
+// cluster continues and gives the right answer. The manager ends nothing, and takes over all guests again.
 func TestAnOlderStateIsPutBackUnderANewerClusterThatComputes(t *testing.T) {
 	newCluster(t, "older", 1)
 	settled(t, "older", 1)
@@ -119,7 +119,7 @@ func TestAnOlderStateIsPutBackUnderANewerClusterThatComputes(t *testing.T) {
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were started anew: %v", lost)
 	}
-	// The clusters are like any others from now on.
+	// From now on, the clusters are like any other.
 	moveAway(t, "newer-1")
 	out := must(t, "run", "newer", "--", "hostname")
 	if !strings.Contains(out, "newer-0") || !strings.Contains(out, "newer-1") {

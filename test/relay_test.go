@@ -1,6 +1,6 @@
 package test
 
-// relay_test.go - sites that only dial out, and hosts that reach each other only through a third one.
+// relay_test.go - sites that only dial out, and hosts that reach each other only through a third host.
 
 import (
 	"fmt"
@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// host is a host as the manager describes it.
+// host has the manager's description of a host.
 type host struct {
 	Meta    meta
 	Relayed []struct{ Peer, Relay string }
 }
 
-// behindNAT puts sites and hosts of the lab behind NAT, and ends that with the test.
+// behindNAT puts sites and hosts of the lab behind NAT until the test ends.
 func behindNAT(t *testing.T, names ...string) {
 	t.Helper()
 	must(t, append([]string{"lab", "wan", "nat", "--name", labName}, names...)...)
@@ -28,8 +28,9 @@ func behindNAT(t *testing.T, names ...string) {
 	})
 }
 
-// TestHostsThatOnlyDialOutHaveARelay lets the hosts of a program's two guests only dial out, so that a third host relays between
-// them. The relay's agent is killed under the program, and a guest moves through the relay. Site b as a whole only dials out.
+// TestHostsThatOnlyDialOutHaveARelay makes the hosts of a program's two guests only dial out, so that a third host relays
+// between them. The relay's agent is killed while the program runs, and a guest moves through the relay. The whole site b
+// only dials out.
 func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
 	if wholeHosts {
 		t.Skip("the relay does not depend on what hosts are made of")

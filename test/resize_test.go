@@ -1,6 +1,6 @@
 package test
 
-// resize_test.go - a cluster grows and shrinks under a program that checks itself.
+// resize_test.go - a cluster grows and shrinks while a program that checks itself runs.
 
 import (
 	"path/filepath"

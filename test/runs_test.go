@@ -1,6 +1,6 @@
 package test
 
-// runs_test.go - what happens to a program when a part of the system below it fails.
+// runs_test.go - runs, while a part of the system below them fails.
 
 import (
 	"fmt"

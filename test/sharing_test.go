@@ -86,7 +86,7 @@ func TestTheWANCarriesAnImageOnce(t *testing.T) {
 	once(t, overWAN(t)-before, missing)
 }
 
-// The agent that fetches for its site is killed in the middle several times. It does not fetch again what it had.
+// The agent that fetches for its site is killed in the middle several times. It does not fetch again what it already has.
 func TestTheWANCarriesAnImageOnceThoughAnAgentIsKilled(t *testing.T) {
 	hostsReady(t)
 	missing := freshImage(t, "killed")

@@ -66,7 +66,7 @@ func fillDisk(t *testing.T, host, directory string) (free func()) {
 	return free
 }
 
-// A host whose disk is full starts nothing and says so. What runs there continues.
+// A host whose disk is full starts nothing and reports that. Its running guests continue.
 func TestFullDiskOnAHost(t *testing.T) {
 	for _, directory := range []string{"images", "guests", "templates"} {
 		t.Run(directory, func(t *testing.T) {

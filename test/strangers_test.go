@@ -1,6 +1,6 @@
 package test
 
-// strangers_test.go - attacks by hosts that belong to somebody else. docs/design/threats.md lists them.
+// strangers_test.go - attacks by hosts that belong to others. docs/design/threats.md lists them.
 
 import (
 	"encoding/hex"
@@ -16,8 +16,8 @@ import (
 	"watari/overlay"
 )
 
-// The root of a guest's source uses the way to the target's libvirt, which is there while the guest moves, for calls of its own.
-// libvirt would do what they say as the target's root.
+// Root of a guest's source host sends its own calls over the connection to the target's libvirt, which exists while the
+// guest moves. libvirt would carry them out with the rights of the target's root.
 func TestASourceGetsNothingOfItsTargetsLibvirt(t *testing.T) {
 	newCluster(t, "lent", 1)
 	settled(t, "lent", 1)
@@ -57,13 +57,13 @@ func TestASourceGetsNothingOfItsTargetsLibvirt(t *testing.T) {
 	settled(t, "lent", 1)
 }
 
-// The root of a host that was cut off keeps its guest running, with which it would talk to the cluster's others.
+// Root of a quarantined host keeps its guest running. The guest tries to send messages to the cluster's other guests.
 func TestAQuarantinedHostReachesNobody(t *testing.T) {
 	newCluster(t, "out", 2, "--spread", "site")
 	settled(t, "out", 2)
 	before := guestNamed(t, "out-0")
 	must(t, "guest", "exec", "out-0", "--", "sh", "-c", "setsid bash -c 'while sleep 0.2; do echo > /dev/udp/"+guestNamed(t, "out-1").Address+"/9; done' >/dev/null 2>&1 &")
-	received := func() int { // datagrams to a port that nobody has
+	received := func() int { // datagrams to a port without a listener
 		n, err := strconv.Atoi(strings.TrimSpace(must(t, "guest", "exec", "out-1", "--", "sh", "-c", "awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp")))
 		if err != nil {
 			t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 	if g := guestNamed(t, "out-0"); g.Host != before.Host || g.Epoch != before.Epoch {
 		t.Errorf("the guest was started elsewhere, though its copy may run: %+v", g)
 	}
-	// It stays drained, so its guest leaves, and goes on with what it did.
+	// The host stays drained, so its guest leaves, and continues its work.
 	must(t, "host", "quarantine", before.Host, "--undo")
 	must(t, "host", "drain", before.Host, "--wait")
 	settled(t, "out", 2)
@@ -106,7 +106,7 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 		return n > 0, fmt.Sprint(n)
 	})
 	must(t, "host", "drain", before.Host, "--undo")
-	// A host that obeys is cut off when its guests have left.
+	// An obedient host is cut off when its guests have left.
 	second := guestNamed(t, "out-0").Host
 	quarantine(second)
 	until(t, time.Minute, "the guest has left, and the host is cut off", func() (bool, string) {
@@ -116,7 +116,7 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 	settled(t, "out", 2)
 }
 
-// A machine of a site's LAN sends as a guest. A LAN that is not trusted carries only what WireGuard has encrypted.
+// A machine on a site's LAN sends packets as a guest. A LAN that is not trusted carries only WireGuard's packets.
 func TestALANIsTrustedOnlyWhereAnAdministratorSaysSo(t *testing.T) {
 	if out := must(t, "status"); !strings.Contains(out, "traffic between hosts there is not encrypted") {
 		t.Errorf("the lab's LANs are trusted, and nobody is told:\n%s", out)
@@ -126,12 +126,12 @@ func TestALANIsTrustedOnlyWhereAnAdministratorSaysSo(t *testing.T) {
 	to, from := guestNamed(t, "lan-0"), guestNamed(t, "lan-1")
 	forged := strings.TrimSpace(inHost(t, to.Host, "cat /sys/class/net/$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}')/address"))
 	frame := udpFrame(t, forged, from.Address, to.Address)
-	forge := func() { // by root of another machine of the LAN, which no packet filter stops
+	forge := func() { // by root of another machine on the LAN, which no packet filter stops
 		inHost(t, from.Host, "lan=$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}'); perl -e 'socket(my $s, 17, 3, 0) or die $!; "+
 			"my $to = pack(\"S n i S C C a8\", 17, 0x0800, $ARGV[0], 0, 0, 6, \"\"); for (1..5) { send($s, pack(\"H*\", $ARGV[1]), 0, $to) or die $! }' "+
 			"$(cat /sys/class/net/$lan/ifindex) "+frame)
 	}
-	received := func() int { // datagrams to a port that nobody has
+	received := func() int { // datagrams to a port without a listener
 		n, err := strconv.Atoi(strings.TrimSpace(must(t, "guest", "exec", "lan-0", "--", "sh", "-c", "awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp")))
 		if err != nil {
 			t.Fatal(err)
@@ -166,7 +166,7 @@ func TestALANIsTrustedOnlyWhereAnAdministratorSaysSo(t *testing.T) {
 	if out := inHost(t, from.Host, "ip route get "+to.Address); !strings.Contains(out, overlay.Device) {
 		t.Errorf("messages go by %s", out)
 	}
-	// A guest still moves within the site.
+	// A guest can still move within the site.
 	must(t, "migrate", "lan-0", "--to", from.Host)
 	must(t, "migrate", "lan-0", "--to", to.Host)
 	if n := arrive(send); n != 1 {

@@ -1,6 +1,6 @@
 package test
 
-// strike_test.go - faults at a certain moment: how they hit, and how the tests know that they did.
+// strike_test.go - causes faults at a certain moment, and verifies that they hit it.
 
 import (
 	"errors"
@@ -92,8 +92,8 @@ func (l *moveLog) steps(t *testing.T) []evidence.Step {
 	}
 }
 
-// await returns true as soon as the move is in a stage, and false if it is past the stage. It calls meanwhile now and
-// then.
+// await returns true as soon as the move is in a stage, and false if it is past the stage. It calls meanwhile from time to
+// time.
 func (l *moveLog) await(t *testing.T, stage string, meanwhile func()) bool {
 	t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)

@@ -29,7 +29,7 @@ var (
 	labShape = []string{"--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"}
 	packages = "openmpi-bin,lammps,netpipe-openmpi,hpcc" // packages of the image
 	hosts    = []string{"a1", "a2", "b1", "b2"}
-	settle   = 30 * time.Second // how long after a fault the manager's view and reality may differ
+	settle   = 30 * time.Second // how long the manager's view may differ from reality after a fault
 	patience = 10 * time.Minute // time limit of a command that must succeed
 )
 
@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("SKIP: tests of the whole:", err)
 		code = 0
 		if os.Getenv("CI") != "" {
-			code = 1 // an environment for tests must have everything that they need
+			code = 1 // the test environment must have everything that the tests need
 		}
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "FAIL: bring up a manager and a lab:", err)
@@ -291,14 +291,14 @@ func copies(uid string) int {
 	return n
 }
 
-// settled waits until the manager's view and reality agree: each guest of the cluster is ready and has one copy on the
+// settled waits until the manager's view agrees with reality: each guest of the cluster is ready and has one copy on the
 // machine.
 func settled(t *testing.T, cluster string, guests int) {
 	t.Helper()
 	settledWithin(t, settle, cluster, guests)
 }
 
-// settledWithin is settled with a time limit of its own.
+// settledWithin is settled with another time limit.
 func settledWithin(t *testing.T, limit time.Duration, cluster string, guests int) {
 	t.Helper()
 	defer watching.check(t)

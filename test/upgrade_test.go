@@ -1,6 +1,6 @@
 package test
 
-// upgrade_test.go - a newer version takes over a system that an older one runs, with its guests and their program.
+// upgrade_test.go - a newer version takes over a running system of an older version, with its guests and their program.
 
 import (
 	"bytes"
@@ -21,11 +21,11 @@ import (
 // between manager and agent.
 const versionBefore = "29b8822"
 
-// programs are the programs of a version. In older versions, watari-guest is watari-guest-rsh, too.
+// programs are the programs of a version. In older versions, watari-guest is also named watari-guest-rsh.
 var programs = []string{"watari-guest", "watari-guest-rsh", "watari-agent", "watari"}
 
-// Each machine is upgraded after the other, the manager first, as docs/guide/hosts.md describes. A program computes
-// meanwhile. Its guests keep the guest agent of the older version until the end.
+// The machines are upgraded one after the other, the manager first, as docs/guide/hosts.md describes. Meanwhile a program
+// computes. Its guests keep the guest agent of the older version until the end.
 func TestUpgradeFromTheVersionBefore(t *testing.T) {
 	full(t)
 	if wholeHosts {
@@ -66,7 +66,7 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 	moveAway(t, "kept-0") // and back
 	settled(t, "kept", 2)
 
-	// All is new, except the guests.
+	// Everything is new, except the guests.
 	restartAgent(t, second.Host)
 	versions(t, map[string]bool{"manager": true, first.Host: true, second.Host: true})
 	settled(t, "kept", 2)
@@ -124,7 +124,7 @@ func programsOf(t *testing.T, commit string) string {
 		return bin // built before
 	}
 	begun := time.Now()
-	if err := os.RemoveAll(folder); err != nil { // of a build that was interrupted
+	if err := os.RemoveAll(folder); err != nil { // from an interrupted build
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(bin, 0o755); err != nil {
@@ -152,8 +152,8 @@ func programsOf(t *testing.T, commit string) string {
 	return bin
 }
 
-// useOwnLab makes the helpers of this package work on a system of the test's own until the test ends, with a copy of the
-// programs in a folder. The shared lab stays as it is, and is watched meanwhile.
+// useOwnLab makes the helpers of this package use a separate system until the test ends, with a copy of the programs in a
+// folder. The shared lab does not change, and is still watched.
 func useOwnLab(t *testing.T, from, lab, address string, names []string) {
 	t.Helper()
 	s0, lab0, listen0, hosts0, watching0 := shared, labName, listen, hosts, watching
@@ -182,7 +182,7 @@ func useOwnLab(t *testing.T, from, lab, address string, names []string) {
 	})
 }
 
-// logTails logs the ends of the logs that the lab takes with it.
+// logTails logs the ends of the logs that disappear with the lab.
 func logTails(t *testing.T) {
 	paths := []string{filepath.Join(shared.state, "manager", "manager.log")}
 	for _, host := range hosts {
@@ -215,14 +215,14 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// restartManager ends the manager by `watari down`, and starts the one that is in place now.
+// restartManager ends the manager by `watari down`, and starts the installed one.
 func restartManager(t *testing.T) {
 	t.Helper()
 	must(t, "down", "--state", shared.state)
 	startManager(t)
 }
 
-// restartAgent ends a host's agent. The lab starts the one that is in place now.
+// restartAgent ends a host's agent. The lab starts the installed one.
 func restartAgent(t *testing.T, host string) {
 	t.Helper()
 	const pattern = "watari-agent --manager"
@@ -266,7 +266,7 @@ func startMelt(t *testing.T, name string, steps int) {
 	})
 }
 
-// meltSoFar waits until LAMMPS, which goes on, has written two more lines of its table, and returns the whole lines.
+// meltSoFar waits until LAMMPS has written two more lines of its table, and returns the complete lines.
 func meltSoFar(t *testing.T, name string) (lines string) {
 	t.Helper()
 	read := func() string {
@@ -298,7 +298,7 @@ func meltAnswer(t *testing.T, name string) string {
 	return table(t, path)
 }
 
-// wellStatus waits until `watari status` has no problem to tell.
+// wellStatus waits until `watari status` reports no problem.
 func wellStatus(t *testing.T) {
 	t.Helper()
 	until(t, settle, "all is well", func() (bool, string) {
@@ -310,7 +310,7 @@ func wellStatus(t *testing.T) {
 	}
 }
 
-// termFile reads the last term that a host's agent has followed.
+// termFile reads the last term whose orders a host's agent has followed.
 func termFile(t *testing.T, host string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/var/lib/watari/lab", labName, "hosts", host, "var-lib-watari/agent/term"))

@@ -1,6 +1,6 @@
 package test
 
-// volume_test.go - the home of a cluster lies on a volume.
+// volume_test.go - a cluster's home on a volume.
 
 import (
 	"strconv"
@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A cluster's files outlive it. Its guest uses the volume from another host than the volume's, while it moves, while both agents and the
-// volume's daemon are killed. A snapshot brings back what was there, on another host.
+// A cluster's files outlive it. Its guest uses the volume from another host than the volume's, while the guest moves, and
+// while both agents and the volume's daemon are killed. A snapshot restores the earlier files, on another host.
 func TestFilesOutliveTheirCluster(t *testing.T) {
 	hostsReady(t)
 	must(t, "volume", "create", "data", "--size", "1G", "--host", "b1")
@@ -75,7 +75,7 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 
 	counting(t, "archive")
 	made := checkpointed(t, "archive")
-	t.Logf("checkpoint %s: guests stood for %d ms", made.Meta.Name, made.StoodMs)
+	t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	taken := counted(t, "archive")
 	until(t, 30*time.Second, "the program goes on", func() (bool, string) { return counted(t, "archive") > taken+5, "" })
 	must(t, "checkpoint", "restore", made.Meta.Name)
@@ -83,14 +83,15 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	goesOnCounting(t, "archive", taken)
 }
 
-// counting runs a program that writes numbers to a file in the cluster's home, and fails if the file has other lines than it has written.
+// counting runs a program that writes numbers to a file in the cluster's home, and fails if the file has other lines than
+// the program has written.
 func counting(t *testing.T, cluster string) {
 	const count = "cd; rm -f numbers; n=0; while n=$((n+1)); do echo $n >>numbers; sync; test $(wc -l <numbers) = $n || exit 9; test $n != 1 || echo begun; sleep 0.1; done"
 	must(t, "run", cluster, "--name", cluster+"-count", "-n", "1", "--detach", "--", "sh", "-c", count)
 	started(t, cluster+"-count")
 }
 
-// counted returns how many numbers the disk has, read by a guest that has forgotten what it knew of the disk.
+// counted returns how many numbers the disk has, read by a guest with empty caches.
 func counted(t *testing.T, cluster string) int {
 	t.Helper()
 	out := must(t, "guest", "exec", cluster+"-0", "--", "sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches; awk '$1 != NR {print \"line\", NR, \"is\", $0; exit 1} END {print NR}' /home/watari/numbers")
@@ -101,7 +102,8 @@ func counted(t *testing.T, cluster string) int {
 	return n
 }
 
-// goesOnCounting looks whether the program goes on where a checkpoint was made, soon after it had counted to a number.
+// goesOnCounting checks that the program continues from the checkpoint, which was made soon after it had counted to a
+// number.
 func goesOnCounting(t *testing.T, cluster string, taken int) {
 	t.Helper()
 	back := counted(t, cluster)
@@ -113,8 +115,8 @@ func goesOnCounting(t *testing.T, cluster string, taken int) {
 	must(t, "run", "cancel", cluster+"-count")
 }
 
-// A volume's host is lost: its agent and the volume's daemon stand still for good. The cluster goes back to its checkpoint, with the volume on
-// another host. The host that comes back deletes the disk that it has.
+// A volume's host is lost: its agent and the volume's daemon are stopped for good. The cluster is restored from its
+// checkpoint, with the volume on another host. The old host deletes its disk when it comes back.
 func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	full(t)
 	hostsReady(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// TestWebConsoleOfALab watches a program and a move in the console. With WATARI_SCREENSHOTS it leaves the picture that the README shows.
+// TestWebConsoleOfALab watches a program and a move in the console. With WATARI_SCREENSHOTS it writes the README's picture.
 func TestWebConsoleOfALab(t *testing.T) {
 	full(t)
 	browser, err := exec.LookPath("chromium")
@@ -65,7 +65,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 		t.Fatal(err)
 	}
 	shows("four guests that run", `document.querySelectorAll('.chip[aria-label^="guest seen-"][aria-label*="running"]').length === 4`)
-	time.Sleep(40 * time.Second) // of samples
+	time.Sleep(40 * time.Second) // collects samples
 	from, to := elsewhere(t, "seen-2")
 	must(t, "migrate", "seen-2", "--to", to, "--detach")
 	shows("the move", `document.querySelector(".moves li")?.textContent.includes("seen-2")`)

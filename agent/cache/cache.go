@@ -31,7 +31,7 @@ type Get func(ctx context.Context, path string, offset int64) (*http.Response, e
 // Ask requests a blob from another host, from an offset in bytes. ErrAbsent: that host has no byte of it yet.
 type Ask func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error)
 
-// Config says where content comes from.
+// Config configures a cache.
 type Config struct {
 	Get Get
 	Ask Ask // nil: other hosts cannot be asked
@@ -187,7 +187,7 @@ func (c *Cache) fetch(ctx context.Context, name string, image *v1.Image, f *fetc
 	return files, nil
 }
 
-// shortName is for people; the manager sends hosts no names of images.
+// shortName returns a short name for messages: the manager sends hosts no names of images.
 func shortName(image *v1.Image) string {
 	if name := image.GetMeta().GetName(); name != "" {
 		return name
@@ -210,8 +210,8 @@ func (c *Cache) lock(sum string) (unlock func()) {
 
 func (c *Cache) blobPath(sum string) string { return filepath.Join(c.blobDir(), sum) }
 
-// verify checks the content of a file. A file's size and times do not do: libvirt may make QEMU's user the owner of the files that it
-// opens, and a guest that has broken out of its QEMU could alter what others boot, and put the times back.
+// verify checks the content of a file. Its size and times are not enough: libvirt may make QEMU's user the owner of files
+// that it opens. A guest that has escaped from its QEMU could then change what others boot, and set the times back.
 func verify(path, sum string, size uint64) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -230,8 +230,8 @@ func verify(path, sum string, size uint64) error {
 	return nil
 }
 
-// verifyOnce verifies a blob that is passed on to hosts that verify it themselves. It hashes the blob once in an agent's life; later calls
-// only check that the file is unchanged.
+// verifyOnce verifies a blob for other hosts, which verify it themselves. It hashes the blob once in an agent's life; later
+// calls only check that the file is unchanged.
 func (c *Cache) verifyOnce(path, sum string, size uint64) error {
 	now, err := stampOf(path)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// manager serves blobs, and counts what was asked.
+// manager serves blobs, and counts the requests.
 type manager struct {
 	blobs  map[string][]byte
 	asked  atomic.Int32
@@ -200,7 +200,7 @@ func TestATransferThatStallsIsGivenUpAndTakenUp(t *testing.T) {
 	}
 }
 
-// hanging is a connection that stays and brings nothing.
+// hanging is a connection that stays open and brings no bytes.
 type hanging struct{ ctx context.Context }
 
 func (h hanging) Read([]byte) (int, error) {
@@ -233,7 +233,7 @@ func TestAFileAlteredOnDiskIsFetchedAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// As somebody does who owns the file and hides it: the size and the times stay.
+		// An attacker who owns the file keeps its size and times.
 		if err := os.WriteFile(path, bytes.Repeat([]byte("!"), int(info.Size())), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ var errStalled = errors.New("nothing came for too long")
 var errMoved = errors.New("another host of the site fetches it from the manager")
 
 // ErrAbsent says that a host has no byte of a blob yet.
-var ErrAbsent = errors.New("nothing of it is here yet")
+var ErrAbsent = errors.New("this host has no byte of it yet")
 
 // chunk is the number of bytes per read from a source.
 const chunk = 256 << 10
@@ -153,9 +153,9 @@ type download struct {
 
 	resumed      bool            // the partial blob has bytes of an earlier download
 	from         map[string]bool // hosts that sent a part of it
-	lastProgress time.Time       // when enough bytes had come last
-	since        int64           // bytes received since then
-	throttled    time.Duration   // time since then in which this host's own limit delayed the transfer
+	lastProgress time.Time       // when the transfer last made progress
+	since        int64           // bytes received since lastProgress
+	throttled    time.Duration   // time since lastProgress in which this host's own limit delayed the transfer
 }
 
 // run fetches until the blob is complete and verified. It resumes an earlier download.

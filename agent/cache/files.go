@@ -1,6 +1,6 @@
 package cache
 
-// files.go - what the cache needs of the file system.
+// files.go - helpers for files and digests.
 
 import (
 	"crypto/sha256"

@@ -145,7 +145,8 @@ func (c *Cache) Blobs() []*v1.BlobObserved {
 	return blobs
 }
 
-// findWhole lists the complete blobs by their names alone. Damage since then is detected before a blob is used or sent.
+// findWhole lists the complete blobs by their names alone. Damage since they were written is detected before a blob is used
+// or sent.
 func (c *Cache) findWhole() map[string]bool {
 	whole := map[string]bool{}
 	entries, _ := os.ReadDir(c.blobDir())

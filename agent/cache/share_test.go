@@ -24,7 +24,7 @@ type lan struct {
 	manager *manager
 	image   *v1.Image
 	caches  map[string]*Cache
-	// pass is what happens to what one host sends to another; nil: nothing.
+	// pass may change what one host sends to another; nil: it changes nothing.
 	pass func(from string, content io.ReadCloser) (io.ReadCloser, error)
 	sent atomic.Int64 // bytes between hosts
 }
@@ -38,7 +38,7 @@ func newLAN(t *testing.T, names ...string) *lan {
 	return l
 }
 
-// start starts a host's cache, perhaps where another one of it ended.
+// start starts a host's cache, or restarts it.
 func (l *lan) start(name, dir string) {
 	c, err := New(dir, Config{Get: l.manager.get, Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
 		content, err := l.caches[peer.Name].Open(ctx, name, "uid-of-"+name, digest, offset)
@@ -71,7 +71,7 @@ func (c counted) Read(p []byte) (int, error) {
 
 func peer(name string) *v1.BlobPeer { return &v1.BlobPeer{Name: name, Uid: "uid-of-" + name} }
 
-// tell tells a host how it comes by all parts of the image: from the manager, where from is empty.
+// tell sets from which hosts a host gets all parts of the image; empty: from the manager.
 func (l *lan) tell(host string, from []string, to ...string) {
 	var shares []*v1.BlobShare
 	for _, blob := range []*v1.Blob{l.image.Kernel, l.image.Initrd, l.image.Root} {
@@ -176,7 +176,7 @@ func TestHostsFetchWhatAnotherIsOnlyJustFetching(t *testing.T) {
 	}
 }
 
-// have is how much of a blob a cache has that it fetches now.
+// have returns how many bytes of a blob that is being fetched a cache has.
 func have(c *Cache) uint64 {
 	for _, b := range c.Blobs() {
 		if !b.Whole {
@@ -210,10 +210,10 @@ func TestASourceThatDiesInTheMiddleIsReplaced(t *testing.T) {
 	}
 }
 
-// newImpatientLAN has a host a3 that is to fetch from a1, or else from a2, and does not wait long for either.
+// newImpatientLAN has a host a3 that is to fetch from a1, or else from a2, and waits only briefly for either.
 func newImpatientLAN(t *testing.T) *lan {
 	l := newLAN(t, "a1", "a2", "a3")
-	l.ensure("a1", "a2") // nobody has told them anything: from the manager
+	l.ensure("a1", "a2") // without orders: from the manager
 	l.tell("a1", nil, "a3")
 	l.tell("a2", nil, "a3")
 	l.tell("a3", []string{"a1", "a2"})
@@ -237,7 +237,7 @@ func TestASourceThatHangsIsReplaced(t *testing.T) {
 	}
 }
 
-// TestASourceThatTricklesIsReplaced: a host that sends a byte now and then would else hold its site up.
+// TestASourceThatTricklesIsReplaced: a host that sends a byte now and then must not delay its site.
 func TestASourceThatTricklesIsReplaced(t *testing.T) {
 	l := newImpatientLAN(t)
 	l.pass = func(from string, content io.ReadCloser) (io.ReadCloser, error) {
@@ -344,7 +344,7 @@ func TestAKilledTransferIsTakenUpFromAnotherHost(t *testing.T) {
 	if l.sent.Load() != l.imageSize()-3000 || l.manager.asked.Load() != 3 {
 		t.Errorf("%d bytes between hosts, %d requests to the manager", l.sent.Load(), l.manager.asked.Load())
 	}
-	// What it left may also be damaged: then all is fetched again, and nobody is blamed for it.
+	// The partial blob may also be damaged. Then everything is fetched again, and no host is blamed.
 	root := filepath.Join(dir, strings.TrimPrefix(l.image.Digest, "sha256:"), "root")
 	os.Remove(root)
 	os.Remove(filepath.Join(dir, ".blobs", sum))

@@ -1,8 +1,8 @@
-// Package checkpoint keeps guests' saved states in files: compressed (zstd), encrypted (age), and known by their
-// SHA-256. It knows neither hypervisors nor managers: a state is a stream of bytes, such as a vm.Snapshot.
+// Package checkpoint keeps guests' saved states in files that are compressed (zstd), encrypted (age), and identified by
+// their SHA-256. It knows neither hypervisors nor managers: a state is a stream of bytes, such as a vm.Snapshot.
 //
-// A host encrypts with a public key, so it cannot read what it keeps. The private key comes from the manager when the
-// guest is restored.
+// A host encrypts with a public key, so it cannot decrypt the files. The manager sends the private key when the guest is
+// restored.
 package checkpoint
 
 import (
@@ -25,19 +25,19 @@ import (
 
 // Errors that callers tell apart with errors.Is.
 var (
-	// ErrDamaged: the file is not the one that was written.
+	// ErrDamaged: the file is not the file that was written.
 	ErrDamaged = errors.New("the checkpoint's file is damaged")
 	// ErrNoRoom: the file needs more than its limit, or more than the disk can spare.
 	ErrNoRoom = errors.New("no room for the checkpoint")
 )
 
-// Options of a file that is written.
+// Options are options for writing a file.
 type Options struct {
-	Recipient age.Recipient // who can read it
-	Limit     int64         // of the file, bytes; 0: none
-	Spare     int64         // bytes that stay free on the disk
+	Recipient age.Recipient // who can decrypt the file
+	Limit     int64         // limit of the file's size, bytes; 0: none
+	Spare     int64         // bytes that must stay free on the disk
 	Layout    Layout        // where the state's pages are
-	Base      *Base         // an earlier state, of which only the difference is written; nil: all is
+	Base      *Base         // write only what differs from this earlier state; nil: write the whole state
 }
 
 // Stored is a file on this host.
@@ -50,12 +50,12 @@ type Stored struct {
 type File struct {
 	Digest string // "sha256:" and the hash of the file as it is on disk
 	Size   int64  // of the file, bytes
-	State  int64  // of the state, bytes
-	Base   string `json:",omitempty"` // the digest of the file that it builds on; empty: it has all of the state
+	State  int64  // size of the state, bytes
+	Base   string `json:",omitempty"` // the digest of the file that this one builds on; empty: the file has the whole state
 }
 
-// Write writes all of a state to a file. The file appears whole and on disk, or not at all. Only the user of this
-// process can read it. Write gives up when ctx ends.
+// Write writes a state to a file. The file appears complete and on disk, or not at all. Only the user of this process can
+// read it. Write fails when ctx ends.
 func Write(ctx context.Context, path string, state io.Reader, o Options) (File, error) {
 	f, err := write(ctx, path, state, o)
 	if err != nil {
@@ -118,10 +118,10 @@ func seal(to io.Writer, recipient age.Recipient, fill func(io.Writer) (int64, er
 	return n, encrypted.Close()
 }
 
-// PartSuffix ends the name of a file that is being written. If the process that writes it is killed, it stays.
+// PartSuffix ends the name of an unfinished file. The file stays if the process that writes it is killed.
 const PartSuffix = ".part"
 
-// spareStep is how many bytes are written between two looks at the disk's free space.
+// spareStep is how many bytes are written between two checks of the disk's free space.
 const spareStep = 16 << 20
 
 // target is a file that is being written.
@@ -131,10 +131,10 @@ type target struct {
 	hash    hash.Hash
 	options Options
 	size    int64
-	looked  int64 // the size at which the disk's free space is looked at again
+	looked  int64 // the size at which the disk's free space is checked again
 }
 
-// Write writes to the file if there is room.
+// Write writes to the file. It fails if the file exceeds its limit, or the disk has not enough free space.
 func (t *target) Write(p []byte) (int, error) {
 	if err := t.ctx.Err(); err != nil {
 		return 0, err
@@ -158,19 +158,19 @@ func (t *target) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// spare fails if the disk has not enough space beside the next spareStep bytes.
+// spare fails if the disk cannot hold the next spareStep bytes and keep options.Spare free.
 func (t *target) spare() error {
 	var disk unix.Statfs_t
 	if err := unix.Fstatfs(int(t.file.Fd()), &disk); err != nil {
 		return err
 	}
 	if free := int64(disk.Bavail) * disk.Bsize; free < t.options.Spare+spareStep {
-		return fmt.Errorf("%w: the disk has %d MiB free, of which %d are to stay free", ErrNoRoom, free>>20, t.options.Spare>>20)
+		return fmt.Errorf("%w: the disk has %d MiB free, of which %d MiB must stay free", ErrNoRoom, free>>20, t.options.Spare>>20)
 	}
 	return nil
 }
 
-// Verify fails with ErrDamaged if the file is not the described one.
+// Verify fails with ErrDamaged if the file does not have f's size and hash.
 func Verify(ctx context.Context, path string, f File) error {
 	file, err := os.Open(path)
 	if err == nil {
@@ -195,11 +195,12 @@ func verify(ctx context.Context, file *os.File, f File) error {
 	return nil
 }
 
-// Read verifies files, and then writes the state in the last one to a file of its own, which appears whole or not at all. Each of the files
-// builds on the one before; the first has all of its state. The caller removes that file soon: it holds the guest's memory in plain text.
-// Read fails with a DamagedError if a file is not the described one, or was not written by Write.
+// Read verifies the files of a chain, and writes the state in the last one to file to. Each file builds on the one before;
+// the first has a whole state. File to appears complete or not at all. It holds the guest's memory in plain text, so the
+// caller removes it soon. Read fails with a DamagedError if a file does not match its description, or was not written by
+// Write.
 func Read(ctx context.Context, chain []Stored, key age.Identity, to string) error {
-	base := to + ".base" // the state before
+	base := to + ".base" // the state in the previous file of the chain
 	defer os.Remove(base)
 	for i, s := range chain {
 		if i > 0 {
@@ -219,19 +220,19 @@ func Read(ctx context.Context, chain []Stored, key age.Identity, to string) erro
 	return nil
 }
 
-// DamagedError says which file of a chain is damaged. It is an ErrDamaged.
+// DamagedError tells which file of a chain is damaged. It matches ErrDamaged.
 type DamagedError struct {
 	Index int
 	Err   error
 }
 
-// Error says what is wrong.
+// Error implements error.
 func (e *DamagedError) Error() string { return e.Err.Error() }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the underlying error.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// read writes the state in a file to another one. base has the state on which the file builds, if it builds on one.
+// read writes the state in file s to file to. If s builds on another file, base has that file's state.
 func read(ctx context.Context, s Stored, key age.Identity, base, to string) error {
 	file, err := os.Open(s.Path)
 	if err != nil {
@@ -281,7 +282,7 @@ func open(from io.Reader, key age.Identity) (*zstd.Decoder, error) {
 	return zstd.NewReader(decrypted)
 }
 
-// whole writes a state of size bytes.
+// whole copies a state, and fails if it has not size bytes.
 func whole(to io.Writer, state io.Reader, size int64) error {
 	n, err := io.Copy(to, io.LimitReader(state, size+1))
 	if err != nil {
@@ -299,7 +300,7 @@ type source struct {
 	from io.Reader
 }
 
-// Read fails once the context has ended.
+// Read implements io.Reader.
 func (s source) Read(p []byte) (int, error) {
 	if err := s.ctx.Err(); err != nil {
 		return 0, err

@@ -23,7 +23,7 @@ func newKey(t *testing.T) *age.X25519Identity {
 	return key
 }
 
-// aState returns a state that is half empty, as a guest's memory is.
+// aState returns a half empty state, like a guest's memory.
 func aState(t *testing.T, size int) []byte {
 	t.Helper()
 	state := make([]byte, size)
@@ -62,7 +62,7 @@ func TestAStateIsReadAsItWasWritten(t *testing.T) {
 	only(t, folder, "a", "a.index", "state")
 }
 
-// only checks what is in a folder.
+// only checks which files a folder has.
 func only(t *testing.T, folder string, names ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(folder)

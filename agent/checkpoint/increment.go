@@ -1,8 +1,8 @@
 package checkpoint
 
-// increment.go - files that have only what differs from an earlier state. An index says where in the earlier state each of its pages is. An
-// increment is a list of pieces: bytes, and places in the earlier state from which bytes are copied. What counts as a page decides only how
-// much is found again: a state is put together byte for byte, and its hash is looked at.
+// increment.go - files that have only what differs from an earlier state, the base. An index records the place of each page
+// in the base. An increment is a list of pieces: literal bytes, and places in the base from which bytes are copied. Finding
+// the page boundaries matters only for the increment's size: a state is rebuilt byte for byte, and its hash is verified.
 
 import (
 	"bufio"
@@ -19,13 +19,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Layout is where a state's pages are.
+// Layout tells where a state's pages are.
 type Layout int
 
 const (
 	// Memory is QEMU's migration stream. A page in it is an 8-byte head, with address and flags, and 4 KiB of memory.
 	Memory Layout = iota
-	// Disk is an image. Pages of 4 KiB follow one another.
+	// Disk is a disk image: pages of 4 KiB, one after the other.
 	Disk
 )
 
@@ -38,7 +38,7 @@ const (
 	zeroFlag = 0x22 // one byte, with which a page is filled
 	// highest is above all addresses in heads.
 	highest = 1 << 46
-	// literalSize is how many bytes are put together before they are written as one piece.
+	// literalSize is how many literal bytes are collected before they are written as one piece.
 	literalSize = 64 << 10
 	// mostIndexed bounds an index: 16 GiB of pages. A larger state is always written whole.
 	mostIndexed = 4 << 20
@@ -48,17 +48,17 @@ const (
 	indexMagic = "watari's index 2"
 )
 
-// IndexSuffix ends the name of a file's index, which lies beside it.
+// IndexSuffix ends the name of a file's index, which is in the same folder.
 const IndexSuffix = ".index"
 
-// index says where in a state pages are, by their hash (XXH3, 128 bits). The hash is fast and not a cryptographic one, so its seed is secret: a guest
-// cannot make two pages of one hash. A later state's index has the same seed.
+// index maps hashes of pages (XXH3, 128 bits) to their places in a state. XXH3 is fast but not cryptographic. Its seed is
+// secret, so a guest cannot make two pages with the same hash. The index of a later state has the same seed.
 type index struct {
 	seed  uint64
 	pages map[[sumSize]byte]int64
 }
 
-// splitter cuts a state into pages and what is between them.
+// splitter cuts a state into pages and the bytes between them.
 type splitter struct {
 	from   *bufio.Reader
 	layout Layout
@@ -68,7 +68,8 @@ func newSplitter(from io.Reader, layout Layout) *splitter {
 	return &splitter{bufio.NewReaderSize(from, 64*pageSize), layout}
 }
 
-// next returns the next piece of the state, which is valid until the next call, and whether it is a page; io.EOF at the end.
+// next returns the next piece of the state, and whether it is a page. The piece is valid until the next call. At the end,
+// next returns io.EOF.
 func (s *splitter) next() (piece []byte, page bool, err error) {
 	size, page := pageSize, true
 	if s.layout == Memory {
@@ -80,11 +81,12 @@ func (s *splitter) next() (piece []byte, page bool, err error) {
 	if len(piece) < size && (err != io.EOF || len(piece) == 0) {
 		return nil, false, err
 	}
-	_, err = s.from.Discard(len(piece)) // piece stays as it is until more is read
+	_, err = s.from.Discard(len(piece)) // piece stays valid until the next read
 	return piece, page && len(piece) == size, err
 }
 
-// measure returns the size of the next piece of a Memory state. What is no page is passed over byte by byte, until heads follow again.
+// measure returns the size of the next piece of a Memory state. It passes over bytes that are no page one by one, until it
+// finds a head.
 func (s *splitter) measure() (size int, page bool, err error) {
 	head, err := s.from.Peek(headSize)
 	if len(head) < headSize {
@@ -103,17 +105,18 @@ func (s *splitter) measure() (size int, page bool, err error) {
 	return 1, false, nil
 }
 
-// encoder writes a state: whole, or as what differs from an earlier one.
+// encoder writes a whole state, or an increment.
 type encoder struct {
 	to      *bufio.Writer
-	base    *index // nil: whole
+	base    *index // nil: write a whole state
 	literal []byte
-	from    int64 // where in the earlier state the bytes are that are to be copied
-	copied  int64 // how many
+	from    int64 // where in the base the bytes to be copied begin
+	copied  int64 // how many bytes are to be copied
 	sum     hash.Hash
 }
 
-// encode writes a state, and returns its size. It adds the state's pages to an index file, which was created for the same base.
+// encode writes a state, and returns its size. It adds the state's pages to an index file, which was created for the same
+// base.
 func encode(to io.Writer, state io.Reader, layout Layout, base *index, pages *indexFile) (int64, error) {
 	e := &encoder{to: bufio.NewWriterSize(to, literalSize), base: base, sum: sha256.New()}
 	at := int64(0)
@@ -160,7 +163,7 @@ func (e *encoder) add(piece []byte, page bool, at int64, pages *indexFile) error
 	return nil
 }
 
-// copy adds bytes of the earlier state.
+// copy adds bytes that are copied from the base.
 func (e *encoder) copy(place, size int64) error {
 	if e.copied > 0 && e.from+e.copied == place {
 		e.copied += size
@@ -173,7 +176,8 @@ func (e *encoder) copy(place, size int64) error {
 	return nil
 }
 
-// A piece begins with twice its size, and one more if it is copied. The size 0 ends the list; the state's SHA-256 follows.
+// endLiteral writes the collected literal bytes as one piece. A piece begins with twice its size, plus one if it is copied.
+// The size 0 ends the list; the state's SHA-256 follows.
 func (e *encoder) endLiteral() error {
 	if len(e.literal) == 0 {
 		return nil
@@ -203,7 +207,7 @@ func (e *encoder) end() error {
 	return errors.Join(err, e.to.Flush())
 }
 
-// decode puts a state of size bytes together from an increment and the earlier state.
+// decode rebuilds a state of size bytes from an increment and its base.
 func decode(to io.Writer, increment io.Reader, base io.ReaderAt, size int64) error {
 	from, sum, left := bufio.NewReaderSize(increment, literalSize), sha256.New(), size
 	out := io.MultiWriter(to, sum)
@@ -242,7 +246,7 @@ func decode(to io.Writer, increment io.Reader, base io.ReaderAt, size int64) err
 	return nil
 }
 
-// damaged is why an increment cannot be read; err may be nil.
+// damaged returns the error for an increment that cannot be read; err may be nil.
 func damaged(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%w: it ends too early", ErrDamaged)
@@ -250,8 +254,8 @@ func damaged(err error) error {
 	return err
 }
 
-// indexFile is an index that is being written. It is lost without harm: the next state is then written whole. But a wrong one would make
-// increments that cannot be restored, so it is on disk before its file counts.
+// indexFile is an index that is being written. Losing an index does no harm: the next state is then written whole. A wrong
+// index would produce increments that cannot be restored, so the index is on disk before Write returns.
 type indexFile struct {
 	seed    uint64
 	file    *os.File
@@ -260,7 +264,8 @@ type indexFile struct {
 	failed  error
 }
 
-// createIndex begins the index of a file that builds on another one, or on none (nil). If the index cannot be written, its entries are lost.
+// createIndex creates the index of a file that builds on base; nil: the file has a whole state. If the index cannot be
+// written, close removes it.
 func createIndex(path string, base *index) *indexFile {
 	f := &indexFile{seed: rand.Uint64()}
 	if base != nil {
@@ -285,7 +290,7 @@ func (f *indexFile) add(sum [sumSize]byte, at int64) {
 	_, f.failed = f.to.Write(binary.BigEndian.AppendUint64(sum[:], uint64(at)))
 }
 
-// close ends the index, which is removed unless all of it is there and whole says so.
+// close finishes the index. It removes the index if a write failed, or if whole is false.
 func (f *indexFile) close(whole bool) {
 	if f.to == nil {
 		return
@@ -295,7 +300,7 @@ func (f *indexFile) close(whole bool) {
 	}
 }
 
-// readIndex reads the index of a file; nil: there is none.
+// readIndex reads the index of a file. It returns nil if there is no valid index.
 func readIndex(path string) *index {
 	text, err := os.ReadFile(path + IndexSuffix)
 	text, is := bytes.CutPrefix(text, []byte(indexMagic))
@@ -309,13 +314,14 @@ func readIndex(path string) *index {
 	return found
 }
 
-// Base is a file on which another can build.
+// Base is a file on which another file can build.
 type Base struct {
 	file  File
 	pages *index
 }
 
-// LoadBase reads the index of a file; nil: it has none. That takes a second for 16 GiB, so it is done before a guest waits.
+// LoadBase reads the index of a file; nil: it has none. This takes a second for 16 GiB, so it is done before the guest is
+// paused.
 func LoadBase(s Stored) *Base {
 	pages := readIndex(s.Path)
 	if pages == nil {
@@ -324,5 +330,5 @@ func LoadBase(s Stored) *Base {
 	return &Base{s.File, pages}
 }
 
-// RemoveIndex removes what Write has noted of a file for later increments. The file itself stays.
+// RemoveIndex removes the index that Write made for later increments. The file itself stays.
 func RemoveIndex(path string) { _ = os.Remove(path + IndexSuffix) }

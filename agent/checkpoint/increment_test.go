@@ -47,7 +47,7 @@ func randomPages(t *testing.T, n int) (pages [][]byte) {
 	return pages
 }
 
-// A chain of increments gives each state again. An increment has little but what differs, though pages come in another order.
+// A chain of increments gives each state back. An increment is small even if the pages come in another order.
 func TestAChainOfIncrements(t *testing.T) {
 	key, folder := newKey(t), t.TempDir()
 	pages := randomPages(t, 3000)
@@ -81,7 +81,7 @@ func TestAChainOfIncrements(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(folder, "*.base")); len(left) > 0 {
 		t.Errorf("left are %v", left)
 	}
-	// Put together with another file, it is refused; and the damaged one is named.
+	// An increment is refused if it is read with another base; the error names the damaged file.
 	to := filepath.Join(folder, "plain")
 	var damage *DamagedError
 	if err := Read(t.Context(), []Stored{chain[0], chain[2]}, key, to); !errors.Is(err, ErrDamaged) {
@@ -101,7 +101,7 @@ func TestAChainOfIncrements(t *testing.T) {
 	}
 }
 
-// Whatever a state is, it is given again.
+// FuzzIncrement checks that any sequence of bytes is restored unchanged.
 func FuzzIncrement(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x00\x00\x00\x10\x28 and more"), []byte("another"), false)
 	f.Add(bytes.Repeat([]byte{0, 0, 0, 0, 0, 0, 0, zeroFlag, 1}, 2000), bytes.Repeat([]byte{0, 0, 0, 0, 0, 0, 0, pageFlag}, 3000), true)

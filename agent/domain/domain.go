@@ -13,7 +13,7 @@ import (
 // NamePrefix begins the names of Watari's domains, before the guest's name.
 const NamePrefix = "watari-"
 
-// State is what the hypervisor says of a domain.
+// State is a domain's state, as the hypervisor reports it.
 type State string
 
 // The states. Only a running domain executes guest code.
@@ -21,9 +21,9 @@ const (
 	Unknown  State = "unknown" // the hypervisor cannot be asked
 	Absent   State = "absent"
 	Running  State = "running"
-	Paused   State = "paused"   // whole, and does not run
-	Incoming State = "incoming" // a migration's target that is not whole yet: can only be ended
-	// Starting and Ending will become something else by themselves; nothing is done about them.
+	Paused   State = "paused"   // complete, and does not run
+	Incoming State = "incoming" // the target of a migration that is not complete yet: can only be ended
+	// Starting and Ending change by themselves; the agent does nothing about them.
 	Starting State = "starting"
 	Ending   State = "ending"
 )
@@ -37,12 +37,12 @@ type Info struct {
 	MemoryBytes uint64 // resident on the host
 }
 
-// Event says that a domain changed. With an empty UID, any domain may have changed, because the hypervisor was reached
+// Event reports that a domain changed. With an empty UID, any domain may have changed, because the hypervisor was reached
 // again.
 type Event struct {
 	UID  string
 	At   time.Time
-	Lost bool // the hypervisor cannot be reached; another event says when it can
+	Lost bool // the hypervisor cannot be reached; another event follows when it can
 }
 
 // Spec describes the domain to create for a guest. All paths must be the same on each host, because they migrate with
@@ -57,17 +57,17 @@ type Spec struct {
 	Tap                            string // an existing tap device
 	Channel                        string // Unix socket that QEMU listens on: the host's end of the virtio-serial port
 	Console                        string // file to which the serial console is appended
-	Volume                         string // Unix socket at which the guest's volume is served (VolumeSocket); empty: it has none
+	Volume                         string // Unix socket at which the guest's volume is served (VolumeSocket); empty: the guest has no volume
 	ImageDigest                    string // part of the template's key
-	// TemplateOwner is the uid of the user whose guests alone are forked from the template; empty: all users'. It is part
-	// of the template's key.
+	// TemplateOwner is the uid of the only user whose guests are forked from the template; empty: all users' guests are. It
+	// is part of the template's key.
 	TemplateOwner string
-	// Platform has the machine type and the CPU that the manager asks for. The host chooses what is empty; nil: both.
+	// Platform has the machine type and the CPU that the manager asks for. The host chooses the empty ones; nil: both.
 	Platform *v1.Platform
 }
 
-// MigrateOptions say where and how a domain is sent. Both URIs name Unix sockets on this host. The tunnel forwards them
-// to the target.
+// MigrateOptions tell where and how a domain is sent. Both URIs name Unix sockets on this host. The tunnel forwards them to
+// the target.
 type MigrateOptions struct {
 	// DestURI is the URI by which this host's libvirt daemon reaches the target's:
 	// "qemu+unix:///system?socket=/path".

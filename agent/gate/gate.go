@@ -1,6 +1,6 @@
-// Package gate stands before a host's libvirt daemon. A guest that migrates here needs the daemon: the source's daemon calls it.
-// But who may call it may do everything on the host, so the gate passes only the few calls of which a migration consists, about the
-// one guest that is expected, and with the description that the host itself would give it.
+// Package gate filters calls to a host's libvirt daemon. In a migration, the source's daemon calls the target's daemon. A
+// caller of that daemon may do everything on the host. So the gate passes only the calls of a migration, for the expected
+// guest, and replaces the guest's description with the one that this host makes.
 package gate
 
 import (
@@ -15,15 +15,15 @@ import (
 	xdr "github.com/stellar/go-xdr/xdr3"
 )
 
-// Guest is the guest that is expected.
+// Guest is the expected guest.
 type Guest struct {
-	Domain string // libvirt's name of it
-	Socket string // where QEMU is to listen for its memory
-	// Describe returns the description to use, given the source's, or why the source's is refused.
+	Domain string // libvirt's name of the guest
+	Socket string // where QEMU is to listen for the guest's memory
+	// Describe takes the source's description, and returns the one to use. An error refuses the migration.
 	Describe func(xml string) (string, error)
 }
 
-// head is what each of libvirt's messages begins with (libvirt, docs/internals/rpc.html). Length is that of the whole message.
+// head begins each of libvirt's messages (libvirt, docs/internals/rpc.html). Length is that of the whole message.
 type head struct {
 	Length, Program, Version uint32
 	Procedure, Type          int32
@@ -33,7 +33,7 @@ type head struct {
 
 const (
 	headSize = 28
-	// mostMessage bounds a message, bytes. The largest has a guest's description twice, and statistics.
+	// mostMessage bounds a message, bytes. The largest message has a guest's description twice, and statistics.
 	mostMessage = 256 << 10
 	// Programs (libvirt, src/remote/remote_protocol.x and src/rpc/virkeepaliveprotocol.x).
 	remoteProgram    = 0x20008086
@@ -43,13 +43,13 @@ const (
 	typeCall    = 0
 	typeReply   = 1
 	typeMessage = 2
-	// An answer that says that a call has failed, with VIR_ERR_OPERATION_DENIED.
+	// The status and the error code of an answer to a failed call; the code is VIR_ERR_OPERATION_DENIED.
 	statusError = 1
 	errDenied   = 29
 	levelError  = 2
 )
 
-// The procedures of a migration from one daemon to another (REMOTE_PROC_*).
+// The procedures of a migration between two daemons (REMOTE_PROC_*).
 const (
 	connectOpen            = 1
 	connectClose           = 2
@@ -61,14 +61,14 @@ const (
 	forgetCloseCallback    = 361
 )
 
-// driver is what the source connects to.
+// driver is the driver to which the source connects.
 const driver = "qemu:///system"
 
-// Flags of a migration (VIR_MIGRATE_*): live, peer to peer, paused, slowed down until it converges. Others would keep the domain's
-// description on the host, copy disks to it, or more.
+// mayFlags are the permitted flags of a migration (VIR_MIGRATE_*): live, peer to peer, paused, auto-converge. Other flags
+// would keep the domain's description on the host, copy disks to it, or more.
 const mayFlags = 1<<0 | 1<<1 | 1<<5 | 1<<13
 
-// RefusedError is a message that is no part of the expected migration.
+// RefusedError describes a message that is no part of the expected migration.
 type RefusedError struct{ Reason string }
 
 func (e *RefusedError) Error() string {
@@ -77,9 +77,9 @@ func (e *RefusedError) Error() string {
 
 func refused(format string, a ...any) error { return &RefusedError{fmt.Sprintf(format, a...)} }
 
-// Pass copies messages from the source to the daemon until the source ends. It fails with a RefusedError at the end if one of them
-// was no part of the migration. From that one on it passes nothing, and calls refuse with the daemon's answer to each call, which
-// tells the source why.
+// Pass copies messages from the source to the daemon until the source ends. From the first message that is no part of the
+// migration, it passes no messages. It then calls refuse for each message with the daemon's answer to a refused call, which
+// tells the source the reason; the answer to a message that is no call is nil. In the end it returns a RefusedError.
 func (g Guest) Pass(to io.Writer, from io.Reader, refuse func(answer []byte)) error {
 	var refusal error
 	for {
@@ -104,7 +104,7 @@ func (g Guest) Pass(to io.Writer, from io.Reader, refuse func(answer []byte)) er
 	}
 }
 
-// ReadMessage reads a message of at most so many bytes.
+// ReadMessage reads a message of at most most bytes.
 func ReadMessage(from io.Reader, most uint32) ([]byte, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(from, size[:]); err != nil {
@@ -120,7 +120,7 @@ func ReadMessage(from io.Reader, most uint32) ([]byte, error) {
 	return message, err
 }
 
-// check returns the message to pass.
+// check returns the message to pass, or an error if the message must be refused.
 func (g Guest) check(message []byte) ([]byte, error) {
 	var h head
 	if _, err := binary.Decode(message, binary.BigEndian, &h); err != nil {
@@ -150,7 +150,7 @@ func (g Guest) check(message []byte) ([]byte, error) {
 		changed, err := g.migration(body, 0)
 		return framed(h, changed), err
 	case migrateFinish:
-		changed, err := g.migration(body, 4) // whether the migration was cancelled
+		changed, err := g.migration(body, 4) // 4 more bytes: whether the migration was cancelled
 		return framed(h, changed), err
 	default:
 		return nil, refused("it calls procedure %d", h.Procedure)
@@ -158,7 +158,7 @@ func (g Guest) check(message []byte) ([]byte, error) {
 	return nil, refused("it calls procedure %d with other arguments", h.Procedure)
 }
 
-// refusalOf returns the answer to a call that is refused; nil: it is no call.
+// refusalOf returns the answer that refuses a call; nil: the message is no call.
 func refusalOf(message []byte, why error) []byte {
 	var h head
 	if _, err := binary.Decode(message, binary.BigEndian, &h); err != nil || h.Type != typeCall {
@@ -177,7 +177,7 @@ func refusalOf(message []byte, why error) []byte {
 	return framed(h, body.Bytes())
 }
 
-// opens reports whether arguments of connectOpen, which are an optional name and flags, are those of a migration.
+// opens reports whether the arguments of connectOpen (an optional name, and flags) are those of a migration.
 func opens(body []byte) bool {
 	from := bytes.NewReader(body)
 	in := xdr.NewDecoder(from)
@@ -191,7 +191,7 @@ func framed(h head, body []byte) []byte {
 	h.Length = uint32(headSize + len(body))
 	message, err := binary.Append(nil, binary.BigEndian, h)
 	if err != nil {
-		panic(err) // a head has only numbers
+		panic(err) // unreachable: a head has only numbers
 	}
 	return append(message, body...)
 }
@@ -204,12 +204,12 @@ const (
 	mostParams = 8
 )
 
-// numbers are the parameters that are numbers, with their types. They say how fast the source sends.
+// numbers are the numeric parameters, with their types. They tell how fast the source sends.
 var numbers = map[string]uint32{"bandwidth": typeULLong, "bandwidth.postcopy": typeULLong, "auto_converge.initial": typeInt, "auto_converge.increment": typeInt}
 
-// migration checks the arguments of migratePrepare and migrateFinish: parameters, a cookie, flags, and rest more bytes. It returns
-// them with the description that is to be used. The cookie, which has statistics, the CPU and capabilities, is libvirt's affair: the flags
-// say what libvirt makes of it.
+// migration checks the arguments of migratePrepare and migrateFinish: parameters, a cookie, flags, and rest more bytes. It
+// returns them with the description to use. It does not check the cookie, which has statistics, the CPU and capabilities:
+// the flags determine what libvirt does with it.
 func (g Guest) migration(body []byte, rest int) ([]byte, error) {
 	from, to := bytes.NewReader(body), new(bytes.Buffer)
 	in, out := xdr.NewDecoder(from), xdr.NewEncoder(to)
@@ -221,7 +221,7 @@ func (g Guest) migration(body []byte, rest int) ([]byte, error) {
 	if err != nil || count > mostParams {
 		return nil, refused("a migration has %d parameters", count)
 	}
-	_, _ = out.EncodeUint(count) // a buffer takes all
+	_, _ = out.EncodeUint(count) // a buffer accepts all writes
 	var seen []string
 	for range count {
 		name, _, err := in.DecodeString(mostMessage)
@@ -272,7 +272,7 @@ func (g Guest) migration(body []byte, rest int) ([]byte, error) {
 	return append(to.Bytes(), body[len(body)-rest:]...), nil
 }
 
-// parameter returns the text to use for a parameter of the migration.
+// parameter returns the text to use for a text parameter of the migration.
 func (g Guest) parameter(name, text string) (string, error) {
 	switch name {
 	case "destination_xml":

@@ -13,7 +13,7 @@ import (
 	xdr "github.com/stellar/go-xdr/xdr3"
 )
 
-// recorded is what a source's libvirt 9.0 has sent to a target's for a whole migration.
+// recorded returns all messages that a source's libvirt 9.0 sent to a target's in a migration.
 func recorded(t testing.TB) []byte {
 	t.Helper()
 	text, err := os.ReadFile("testdata/migration-libvirt-9.0")
@@ -34,7 +34,7 @@ func TestAMigrationPasses(t *testing.T) {
 	if err := expected().Pass(&passed, iotest.OneByteReader(bytes.NewReader(all)), nil); err != nil || !bytes.Equal(passed.Bytes(), all) {
 		t.Fatalf("%d of %d bytes: %v", passed.Len(), len(all), err)
 	}
-	// The host's own description takes the place of the source's, wherever that is.
+	// The host's own description replaces the source's everywhere.
 	g := expected()
 	g.Describe = func(string) (string, error) { return "<domain>ours</domain>", nil }
 	passed.Reset()
@@ -74,7 +74,7 @@ func migrates(flags uint32, rest []any, parameters ...[]any) []any {
 	return append(append(list, []byte("cookie"), flags), rest...)
 }
 
-// A stranger's source asks a target's libvirt for more than a migration.
+// A stranger's source calls more of a target's libvirt than a migration needs.
 func TestOtherCallsAreRefused(t *testing.T) {
 	g := expected()
 	xml, uri, name := text("destination_xml", "<domain/>"), text("migrate_uri", "unix://"+g.Socket), text("destination_name", g.Domain)
@@ -150,7 +150,7 @@ func FuzzPass(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var passed bytes.Buffer
 		_ = expected().Pass(&passed, bytes.NewReader(data), func([]byte) {})
-		for rest := passed.Bytes(); len(rest) > 0; { // only whole messages pass, and of the procedures that may be called
+		for rest := passed.Bytes(); len(rest) > 0; { // only whole messages of permitted procedures pass
 			size := binary.BigEndian.Uint32(rest)
 			var h head
 			if _, err := binary.Decode(rest, binary.BigEndian, &h); err != nil || int(size) > len(rest) {

@@ -1,8 +1,7 @@
-// Package hold stops guests for the moment of a checkpoint's cut, and makes sure that they go on. A process of its own,
-// the holder, does that. So guests go on within a bounded time if the agent dies, hangs, or never hears of its manager
-// again.
+// Package hold stops guests for the moment of a checkpoint's cut, and makes sure that they go on. A separate process, the
+// holder, does this. So guests go on within a bounded time even if the agent dies, hangs, or loses its manager.
 //
-// The agent starts the holder before the cut, and speaks to it over the holder's standard input and output, a line each:
+// The agent starts the holder before the cut. They exchange lines over the holder's standard input and output:
 //
 //	holder  ready
 //	agent   stop
@@ -11,9 +10,9 @@
 //	holder  kept               or: late; then the holder has let a guest go on too early, and the cut is void
 //	agent   alive              every second while it reads the snapshots
 //	agent   whole?             when it has read them
-//	holder  whole              or: late; then it has thrown snapshots away, because the agent hung
+//	holder  whole              or: late; then it has discarded snapshots, because the agent hung
 //
-// The end of its input tells the holder that the agent has died, or needs it no more.
+// The end of its input tells the holder that the agent has died or no longer needs the holder.
 package hold
 
 import (
@@ -27,19 +26,19 @@ import (
 	"time"
 )
 
-// Hypervisor stops guests and lets them go on. *vm.Libvirt is one.
+// Hypervisor stops and resumes guests. *vm.Libvirt implements it.
 type Hypervisor interface {
 	// Stop stops a running guest.
 	Stop(ctx context.Context, uid string) error
 	// Resume lets a stopped guest run. It does nothing to a running one.
 	Resume(ctx context.Context, uid string) error
-	// Gone reports whether an error says that there is no such guest any more.
+	// Gone reports whether an error means that the guest no longer exists.
 	Gone(err error) bool
-	// EndSnapshot throws away what is left of a guest's snapshot. It does nothing if there is none.
+	// EndSnapshot discards the rest of a guest's snapshot. It does nothing if there is none.
 	EndSnapshot(ctx context.Context, uid, fifo string) error
 }
 
-// Guest is a guest that is to be stopped.
+// Guest is a guest to be stopped.
 type Guest struct {
 	UID  string
 	Pipe string // the path of the named pipe of its snapshot
@@ -48,25 +47,25 @@ type Guest struct {
 // Time limits.
 const (
 	resumeTime = 10 * time.Second
-	retry      = 100 * time.Millisecond // the pause before Resume is tried again
-	readTime   = 10 * time.Minute       // of reading a snapshot to its end
-	aliveTime  = time.Second            // between two signs of life of the agent
+	retry      = 100 * time.Millisecond // pause before Resume is tried again
+	readTime   = 10 * time.Minute       // limit for reading a snapshot to its end
+	aliveTime  = time.Second            // between two "alive" lines of the agent
 )
 
-// silenceTime is how long an agent may give no sign of life while it reads snapshots.
+// silenceTime is how long an agent may send no line while it reads snapshots.
 var silenceTime = 10 * time.Second
 
-// holder is the process that stops guests. Only the agent's lines change what it does, and the time.
+// holder is the process that stops guests. Only the agent's lines and the time change what it does.
 type holder struct {
 	guests []Guest
-	within time.Duration // how long guests may stand
+	within time.Duration // how long guests may be stopped
 	h      Hypervisor
 	lines  <-chan string // from the agent; closed at its death
 	out    io.Writer
 }
 
-// Serve is the holder's work. It returns when the agent needs it no more or has died, and all guests run. No guest stands
-// longer than within, unless the hypervisor does not answer.
+// Serve runs the holder. It returns when all guests run and the agent has ended or no longer needs the holder. No guest is
+// stopped for longer than within, unless the hypervisor does not answer.
 func Serve(in io.Reader, out io.Writer, guests []Guest, within time.Duration, h Hypervisor) error {
 	lines := make(chan string)
 	ended := make(chan struct{})
@@ -83,12 +82,12 @@ func Serve(in io.Reader, out io.Writer, guests []Guest, within time.Duration, h 
 	}()
 	w := &holder{guests: guests, within: within, h: h, lines: lines, out: out}
 	if w.say("ready") != nil || !w.hear("stop", nil) {
-		return nil // nothing has happened
+		return nil // no guest was stopped
 	}
 	return w.hold()
 }
 
-// hold stops the guests and lets them go on.
+// hold stops the guests, and resumes them if the agent fails.
 func (w *holder) hold() error {
 	late := time.NewTimer(w.within)
 	defer late.Stop()
@@ -130,8 +129,8 @@ func (w *holder) attend() bool {
 	}
 }
 
-// release lets all guests go on, however long the hypervisor takes. It throws their snapshots away at the same time: a
-// guest whose snapshot nobody reads stands still, and may keep the hypervisor from answering.
+// release resumes all guests, however long the hypervisor takes. It discards their snapshots at the same time: a guest whose
+// snapshot nobody reads is blocked, and may keep the hypervisor from answering.
 func (w *holder) release() error {
 	return w.each(func(g Guest) error {
 		ended := make(chan error, 1)
@@ -152,7 +151,7 @@ func (w *holder) release() error {
 	})
 }
 
-// each does something for all guests at once.
+// each calls do for all guests at once, and waits for the calls.
 func (w *holder) each(do func(Guest) error) error {
 	errs := make([]error, len(w.guests))
 	var group sync.WaitGroup
@@ -168,7 +167,7 @@ func (w *holder) say(line string) error {
 	return err
 }
 
-// hear waits for a line of the agent's. It returns false if the agent has died, says anything else, or if limit comes
+// hear waits for the line want of the agent. It returns false if the agent has died, sends another line, or if limit comes
 // first; nil: no limit.
 func (w *holder) hear(want string, limit <-chan time.Time) bool {
 	select {

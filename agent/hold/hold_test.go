@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// The test's program is the holder, too: its hypervisor is a folder with a file for each guest that stands.
+// asHolder is set in the environment of a holder, which runs this test's program. Its hypervisor is a folder with a file for
+// each stopped guest.
 const asHolder = "WATARI_TEST_HOLDER"
 
 func TestMain(m *testing.M) {
@@ -110,7 +111,7 @@ func TestGuestsStandUntilTheirSnapshotsHaveBegun(t *testing.T) {
 		t.Error(err)
 	}
 	time.Sleep(2 * within)
-	folder.sees(t, standing) // that they go on is their snapshots' part
+	folder.sees(t, standing) // the snapshots resume them
 	if err := p.Whole(time.Second); err != nil {
 		t.Error(err)
 	}
@@ -142,7 +143,7 @@ func TestGuestsGoOnWhenTheAgentDies(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		p.in.Close() // as the kernel does
+		p.in.Close() // as the kernel does when the agent dies
 		folder.sees(t, released)
 	}
 }
@@ -155,7 +156,7 @@ func TestAnAgentThatHangsLosesItsSnapshots(t *testing.T) {
 	if err := p.Kept(time.Second); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * (3 * aliveTime)) // it gives signs of life
+	time.Sleep(2 * (3 * aliveTime)) // meanwhile the agent's process sends "alive"
 	folder.sees(t, standing)
 	p.lock.Lock()
 	folder.sees(t, released)

@@ -1,6 +1,6 @@
 package hold
 
-// process.go - the agent's end: starts the holder, and speaks to it.
+// process.go - the agent's end: starts the holder, and exchanges lines with it.
 
 import (
 	"bufio"
@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// ErrLate: the holder has let guests go on before snapshots of all of them had begun.
-var ErrLate = errors.New("guests stood for too long and were let go on")
+// ErrLate: the holder resumed guests before snapshots of all of them had begun.
+var ErrLate = errors.New("guests were stopped for too long and have been resumed")
 
 // Process is a holder. One goroutine may use it.
 type Process struct {
 	command *exec.Cmd
-	lock    sync.Mutex // of in
+	lock    sync.Mutex // held to write to in
 	in      io.WriteCloser
 	lines   chan string // closed when the holder has ended
 }
 
 // Start starts a holder, and returns when it is ready to stop guests at once. The command's program must call Serve. The
-// process outlives its parent; the caller must call Done.
+// holder outlives its parent; the caller must call Done.
 func Start(command *exec.Cmd, limit time.Duration) (*Process, error) {
 	in, err := command.StdinPipe()
 	if err != nil {
@@ -54,7 +54,7 @@ func Start(command *exec.Cmd, limit time.Duration) (*Process, error) {
 	return p, nil
 }
 
-// Stop stops the guests, and returns when all stand still. If it fails, none of them is stopped for long.
+// Stop stops the guests, and returns when all are stopped. If it fails, the holder resumes those that it has stopped.
 func (p *Process) Stop(limit time.Duration) error {
 	if err := p.say("stop"); err != nil {
 		return fmt.Errorf("stop guests: %w", err)
@@ -65,9 +65,9 @@ func (p *Process) Stop(limit time.Duration) error {
 	return nil
 }
 
-// Kept returns nil if all guests stood still from Stop until their snapshots had begun, which must be before this call.
-// After another result the snapshots are void; after ErrLate the guests run. From Kept on, the holder throws the
-// snapshots away if this process hangs.
+// Kept returns nil if all guests were stopped from Stop until their snapshots had begun. The caller calls it when they have
+// begun. After any other result the snapshots are void; after ErrLate the guests run. From Kept on, the holder discards the
+// snapshots if this process hangs.
 func (p *Process) Kept(limit time.Duration) error {
 	if err := p.say("kept?"); err != nil {
 		return err
@@ -83,8 +83,8 @@ func (p *Process) Kept(limit time.Duration) error {
 	return nil
 }
 
-// Whole returns nil if only this process has read the snapshots, which it has read to their end. After another result
-// they are void.
+// Whole returns nil if this process alone has read the snapshots to their end. After any other result the snapshots are
+// void.
 func (p *Process) Whole(limit time.Duration) error {
 	if err := p.say("whole?"); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (p *Process) Whole(limit time.Duration) error {
 	return p.expect("whole", limit)
 }
 
-// Done ends the holder. Before Whole, it lets the guests go on and throws their snapshots away.
+// Done ends the holder. Before Whole, it resumes the guests and discards their snapshots.
 func (p *Process) Done() error {
 	p.lock.Lock()
 	defer p.lock.Unlock()

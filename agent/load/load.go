@@ -23,7 +23,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Reader reads under Root, which is "/" but in tests.
+// Reader reads files under Root, which is "/" except in tests.
 type Reader struct {
 	Root string
 	Disk string // a directory on the disk whose space is reported
@@ -126,8 +126,8 @@ type Used struct {
 	Interrupts time.Duration
 }
 
-// Used returns the processor time that the host has used since its boot; false: not known. Time that a virtual host's own host
-// took away is not in it.
+// Used returns the processor time that the host has used since its boot; false: not known. It does not include stolen time,
+// which a virtual host's own host took away.
 func (r *Reader) Used() (used Used, known bool) {
 	if r.Cgroup != "" {
 		spent, known := r.cpuTime()
@@ -135,7 +135,7 @@ func (r *Reader) Used() (used Used, known bool) {
 	}
 	stat, err := r.stat()
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-	all := stat.CPUTotal // user time has that of virtual CPUs already
+	all := stat.CPUTotal // user time already includes that of virtual CPUs
 	return Used{Programs: seconds(all.User + all.Nice + all.System), Interrupts: seconds(all.IRQ + all.SoftIRQ)}, err == nil
 }
 
@@ -168,7 +168,7 @@ func (r *Reader) ticks() (busy, total uint64, cpus int) {
 	}
 	const perSecond = 100 // USER_HZ, on Linux's architectures
 	ticks := func(seconds float64) uint64 { return uint64(math.Round(seconds * perSecond)) }
-	all := stat.CPUTotal // user time has that of virtual CPUs already
+	all := stat.CPUTotal // user time already includes that of virtual CPUs
 	busy = ticks(all.User + all.Nice + all.System + all.IRQ + all.SoftIRQ + all.Steal)
 	return busy, busy + ticks(all.Idle+all.Iowait), len(stat.CPU)
 }

@@ -7,7 +7,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Kind is what an act does.
+// Kind is the kind of an act.
 type Kind string
 
 // Acts of the host. Each act says which of Act's and Result's fields it uses.

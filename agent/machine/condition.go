@@ -56,7 +56,7 @@ func Describe(o Observed) (Report, bool) {
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_SENDING
 		if sendFailed(o) {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
-			report.Message = cmp.Or(r.Message, "the transfer was broken off")
+			report.Message = cmp.Or(r.Message, "the transfer was interrupted")
 			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {
 				report.Message = o.Failure.Message
 			}
@@ -86,7 +86,7 @@ func beginsAnew(o Observed) bool {
 		return false
 	}
 	switch o.Record.Phase {
-	case PhaseStarted, PhaseSending, PhaseReceived: // its end is not on disk yet
+	case PhaseStarted, PhaseSending, PhaseReceived: // the end is not on disk yet
 		return false
 	}
 	return o.Wanted.Role == v1.GuestRole_GUEST_ROLE_RUN || o.Wanted.Role == v1.GuestRole_GUEST_ROLE_INCOMING
@@ -99,7 +99,7 @@ func describeBeginning(o Observed) (Report, bool) {
 	}
 	report := Report{Epoch: w.Epoch, Condition: v1.GuestCondition_GUEST_CONDITION_STARTING, Migration: w.Migration.GetId()}
 	if o.Failure.Epoch == w.Epoch {
-		report.Message = o.Failure.Message // that it has failed for good is told by the record
+		report.Message = o.Failure.Message // the record tells that the guest has failed for good
 	}
 	return report, true
 }
@@ -124,8 +124,8 @@ func describeStarted(o Observed) (v1.GuestCondition, string) {
 	return v1.GuestCondition_GUEST_CONDITION_STARTING, ""
 }
 
-// sendFailed reports whether a transfer has failed. That makes the manager end the target's copy, so this host must be
-// known to have the guest.
+// sendFailed reports whether a transfer has failed. The manager then ends the target's copy, so it must be known that this
+// host has the guest.
 func sendFailed(o Observed) bool {
 	here := !o.Stale && !o.SendDone && (o.Domain == domain.Running || o.Domain == domain.Paused)
 	return o.Record.Phase == PhaseSending && o.Operation != OperationSending && here

@@ -10,11 +10,11 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// scenario is what happens to a guest, as steps between which the world runs.
+// scenario is a sequence of steps for a guest. The world runs between the steps.
 type scenario struct {
 	steps []func(w *world)
-	last  *v1.HostWanted // the orders that are repeated after a crash
-	ends  []string       // what may be reported in the end, whenever the crash came
+	last  *v1.HostWanted // the orders to repeat after a crash
+	ends  []string       // the reports that are permitted in the end, whenever the crash came
 }
 
 var scenarios = map[string]scenario{
@@ -65,8 +65,8 @@ var scenarios = map[string]scenario{
 	},
 }
 
-// play plays a scenario up to a number of acts; it tells how many were carried out. The acts that are under way then are
-// carried out as well if overrun is set, but nobody hears of it.
+// play plays a scenario up to a number of acts, and returns how many were carried out. If overrun is set, the acts under way
+// are carried out as well, but the machine is not told.
 func (s scenario) play(w *world, acts int, overrun bool) (played int) {
 	for _, step := range s.steps {
 		if played == acts {
@@ -85,8 +85,8 @@ func (s scenario) play(w *world, acts int, overrun bool) (played int) {
 	return played
 }
 
-// A crash between any two acts loses no rule: an epoch begins once at most, and only after its record is on disk (the world
-// looks). The orders are repeated to the new agent, which comes to an end with them.
+// A crash between any two acts breaks no rule: an epoch begins at most once, and only after its record is on disk (the world
+// checks this). The orders are repeated to the new agent, which completes them.
 func TestCrashesBetweenActs(t *testing.T) {
 	for name, s := range scenarios {
 		all := s.play(newWorld(t), 1000, false)
@@ -114,7 +114,7 @@ func TestCrashesBetweenActs(t *testing.T) {
 	}
 }
 
-// What is reported is never contradicted: after GONE, FAILED or SENT of an epoch, nothing of it runs.
+// A report is never contradicted: after GONE, FAILED or SENT of an epoch, no copy of that epoch runs.
 func TestAnEndThatWasReportedIsTrue(t *testing.T) {
 	for name, s := range scenarios {
 		t.Run(name, func(t *testing.T) {

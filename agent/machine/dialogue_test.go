@@ -14,8 +14,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Dialogues in testdata/dialogues are written as: what happens, and what is to be done then. `go test ./agent/machine
-// -rewrite` writes the answers anew; read the difference. The acts that are to be done wait until they are ended:
+// The dialogues in testdata/dialogues have commands and the acts that follow from them. `go test ./agent/machine -rewrite`
+// writes the answers anew; read the difference. Acts wait until a command ends them:
 //
 //	take RUN 5 [term=1] [gen=1] [boot=b1] [migration=m] [cancel]    orders; "take nothing" mentions no guest
 //	end <act> [err=text | full | ...]     ends the oldest act of that kind, successfully where nothing else is said
@@ -41,7 +41,7 @@ func TestDialogues(t *testing.T) {
 	})
 }
 
-// told are the acts that were ended, and those that wait.
+// told lists the acts that were ended, and those that wait.
 func (w *world) told(from uint64) string {
 	var b strings.Builder
 	for i := 0; i < len(w.done); {
@@ -69,7 +69,7 @@ func (w *world) told(from uint64) string {
 
 var roles = map[string]v1.GuestRole{"RUN": run, "ABSENT": absent, "INCOMING": incoming, "OUTGOING": outgoing}
 
-// dialogue carries a command out. It answers by itself where no acts are to be shown.
+// dialogue carries out a command. A command that shows no acts gives its own answer.
 func dialogue(w *world, d *datadriven.TestData) string {
 	word := func(i int) string {
 		if i < len(d.CmdArgs) {

@@ -24,7 +24,7 @@ var errLost = errors.New("the connection was lost")
 // domains is the known state of all domains. At most one listing is under way.
 type domains struct {
 	clock   uint64            // of listings and acts
-	acted   map[string]uint64 // when the result of the last act was entered, by uid
+	acted   map[string]uint64 // by uid: when the result of the last act was entered
 	known   map[string]domain.Info
 	reached bool  // the last listing succeeded, and the hypervisor was not lost since
 	err     error // why the last listing failed
@@ -32,7 +32,7 @@ type domains struct {
 
 	next    uint64 // number of the next listing
 	current *listing
-	again   bool // another listing is to follow the current one
+	again   bool // another listing must follow the current one
 	ended   time.Time
 }
 

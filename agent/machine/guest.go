@@ -18,7 +18,7 @@ type guest struct {
 	uid, name string
 	wanted    *v1.GuestWanted
 	wantedAt  mark
-	seen      mark // of the latest wish for which Step has decided
+	seen      mark // of the latest orders for which Step has decided
 
 	record    *Record
 	damaged   bool
@@ -47,13 +47,13 @@ type guest struct {
 	step      string
 	progress  *v1.MigrationProgress
 	stoppedAt time.Time // by a send
-	events    int       // of its domain, since the send began
-	// handedOver: its process has ended after it had stopped for the send.
+	events    int       // events of its domain since the send began
+	// handedOver: the guest stopped for the send, and then its process ended.
 	handedOver bool
-	receivedAt time.Time // all of it
+	receivedAt time.Time // when the whole guest was here
 	resumedAt  time.Time
 	resuming   bool
-	held       bool // it stands still for a checkpoint
+	held       bool // stopped for a checkpoint
 
 	expected   string // the migration that the tunnel admits
 	tunnel     string // the migration with an open connection
@@ -93,7 +93,7 @@ func (m *Machine) recordRead(g *guest, o Result) {
 func (m *Machine) adopt(g *guest, r *Record) {
 	g.record = r
 	if r != nil {
-		g.name = r.Name // of a guest whose record could not be read at first it is not known before
+		g.name = r.Name // a guest's name is not known while its record cannot be read
 	}
 	if until, is := m.inherited[g.uid]; is && r != nil {
 		m.leases[g.uid] = lease{r.Epoch, until}

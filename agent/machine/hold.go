@@ -1,6 +1,6 @@
 package machine
 
-// hold.go - guests that stand still for a checkpoint. Something else stops them and lets them go on.
+// hold.go - guests that are stopped for a checkpoint. Another part of the agent stops and resumes them.
 
 import (
 	"time"
@@ -8,8 +8,8 @@ import (
 	"watari/agent/domain"
 )
 
-// Hold has the machine leave a guest alone that is going to be stopped for a moment, until Release. It returns false, and does
-// nothing, if the guest does not just run under this epoch.
+// Hold makes the machine leave a guest alone that is going to be stopped for a moment, until Release. It returns false, and
+// does nothing, if the guest does not run under this epoch, or is being started, stopped or moved.
 func (m *Machine) Hold(now time.Time, uid string, epoch uint64) bool {
 	m.now = now
 	g := m.guests[uid]
@@ -23,7 +23,7 @@ func (m *Machine) Hold(now time.Time, uid string, epoch uint64) bool {
 	return true
 }
 
-// Release ends Hold. A guest that stands still and should run is then resumed.
+// Release undoes Hold. The machine then resumes the guest if it is stopped and should run.
 func (m *Machine) Release(now time.Time, uid string) {
 	m.now = now
 	if g := m.guests[uid]; g != nil && g.held {
@@ -33,7 +33,7 @@ func (m *Machine) Release(now time.Time, uid string) {
 	m.settle()
 }
 
-// domainOf returns the state of a guest's domain. One that is held counts as running.
+// domainOf returns the state of a guest's domain. The domain of a held guest counts as running.
 func (m *Machine) domainOf(g *guest) (info domain.Info, current bool) {
 	info, current = m.domains.get(g.uid)
 	if g.held && info.State == domain.Paused {

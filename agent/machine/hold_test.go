@@ -30,7 +30,7 @@ func TestAGuestThatIsHeldIsNotResumed(t *testing.T) {
 	}
 }
 
-// A guest that something else is done to is not held: that could let it go on.
+// A guest with another action under way is not held: that action could resume it.
 func TestAGuestThatDoesNotJustRunIsNotHeld(t *testing.T) {
 	for name, s := range scenarios {
 		w := newWorld(t)

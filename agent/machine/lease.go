@@ -1,7 +1,7 @@
 package machine
 
-// lease.go - guests with leases. Such a copy runs only while the manager renews its lease, because the manager may let the guest run
-// elsewhere afterwards (docs/design/leases.md).
+// lease.go - guests with leases. A copy with a lease runs only while the manager renews its lease, because the manager may
+// start the guest elsewhere after the lease (docs/design/leases.md).
 
 import (
 	"maps"
@@ -10,25 +10,25 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// leaseShare is the part of a lease that a host uses. The rest allows for clocks of different speeds, and for the time that it takes
-// to end a guest.
+// leaseShare is the part of a lease that a host uses. The rest allows for clocks of different speeds, and for the time
+// needed to end a guest.
 const leaseShare = 0.9
 
-// lease is until when a copy of a guest may run, by the host's clock.
+// lease tells until when a copy of a guest may run, by the host's clock.
 type lease struct {
 	epoch uint64
 	until time.Duration
 }
 
-// Clock sets the host's time since its boot, times of sleep included. The machine's owner calls it before each other call. Only leases
-// depend on it.
+// Clock sets the time since the host's boot, including time in sleep. The machine's owner calls it before each other call.
+// Only leases depend on it.
 func (m *Machine) Clock(sinceBoot time.Duration) { m.clock = max(m.clock, sinceBoot) }
 
-// Renew renews leases. They count from the time heard of the host's clock.
+// Renew renews leases. They count from heard, a time of the host's clock.
 func (m *Machine) Renew(now time.Time, heard time.Duration, guests []*v1.LeasedGuest) {
 	m.now = now
 	if heard > m.clock {
-		return // another boot's time
+		return // a time of another boot
 	}
 	for _, g := range guests {
 		if until, runs := m.Lease(g.Uid); runs && until <= m.clock {
@@ -48,16 +48,16 @@ func (m *Machine) Renew(now time.Time, heard time.Duration, guests []*v1.LeasedG
 	m.settle()
 }
 
-// longestLease bounds what a manager can ask for.
+// longestLease bounds the lease that a manager can ask for.
 const longestLease = 30 * 24 * time.Hour
 
-// lasts reports whether the lease of a copy of a guest lasts now.
+// lasts reports whether the lease of a copy of a guest has not ended.
 func (m *Machine) lasts(uid string, epoch uint64) bool {
 	l := m.leases[uid]
 	return l.epoch == epoch && m.clock < l.until
 }
 
-// Leased returns until when each guest may run that has a lease and runs, or is going to, by uid.
+// Leased returns until when each guest with a lease may run, by uid, if the guest runs or is going to run.
 func (m *Machine) Leased() map[string]time.Duration {
 	leased := map[string]time.Duration{}
 	maps.Copy(leased, m.inherited)

@@ -1,6 +1,6 @@
 package machine
 
-// listing.go - when the domains are listed, and what follows from a listing.
+// listing.go - decides when the domains are listed, and handles the result.
 
 import (
 	"time"

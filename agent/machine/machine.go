@@ -35,13 +35,14 @@ type Config struct {
 // Loaded is what a new agent finds on disk.
 type Loaded struct {
 	Term  uint64
-	Stamp *v1.Stamp // of the latest orders; nil: they had none
-	// TermUnread is why the term could not be read; nil: it was. It is read again until it can be.
+	Stamp *v1.Stamp // of the latest orders; nil: they had no stamp
+	// TermUnread is why the term could not be read; nil: it was read. The machine reads it again until it succeeds.
 	TermUnread error
 	Records    map[string]*Record // by uid
 	// Leases has until when guests may run, by uid, as the host's watchdog knows it.
 	Leases map[string]time.Duration
-	// Unread has why a guest's record could not be read, by uid. It is read again until it can be.
+	// Unread has the errors of records that could not be read, by uid. The machine reads such a record again until it
+	// succeeds.
 	Unread   map[string]error
 	Problems []string // errors of reading, for people
 }
@@ -53,9 +54,9 @@ type Machine struct {
 	terms   terms
 	domains domains
 	guests  map[string]*guest
-	clock   time.Duration    // the host's, since its boot
+	clock   time.Duration    // time since the host's boot
 	leases  map[string]lease // by guest uid
-	// inherited are leases that an earlier agent knew, of guests whose records have not been read yet.
+	// inherited are leases known to an earlier agent, of guests whose records have not been read yet.
 	inherited map[string]time.Duration
 
 	taken    mark // the latest orders in force
@@ -112,7 +113,7 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 	return m
 }
 
-// Tick says that time has passed.
+// Tick tells the machine that time has passed.
 func (m *Machine) Tick(now time.Time) {
 	m.now = now
 	m.tickTerm()
@@ -125,14 +126,15 @@ func (m *Machine) Tick(now time.Time) {
 	m.settle()
 }
 
-// HypervisorLost says that the hypervisor cannot be reached. The machine then requests listings until one succeeds.
+// HypervisorLost tells the machine that the hypervisor cannot be reached. The machine then requests listings until one
+// succeeds.
 func (m *Machine) HypervisorLost(now time.Time) {
 	m.now = now
 	m.domains.reached, m.domains.err = false, errLost
 	m.settle()
 }
 
-// DomainEvent says that a domain changed at a time; empty uid: any domain may have changed.
+// DomainEvent tells the machine that a domain changed at a time; empty uid: any domain may have changed.
 func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {
@@ -142,8 +144,9 @@ func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
 	m.settle()
 }
 
-// SenderEnded says that the process of a guest that is being sent has ended. The guest is handed over if it stopped before, and nothing
-// has happened to it since: it did not go on here, so the target has all of it, or the guest is lost.
+// SenderEnded tells the machine that the process of a guest that is being sent has ended. The guest is handed over if it
+// stopped before and no event of its domain came since. It then did not continue here, so the target has the whole guest, or
+// the guest is lost.
 func (m *Machine) SenderEnded(now time.Time, uid string) {
 	m.now = now
 	if g := m.guests[uid]; g != nil && g.op != nil && g.op.kind == OperationSending && g.op.stage == stageAct && !g.op.interrupted {

@@ -87,7 +87,7 @@ func (m *Machine) reserved(g *guest) (bytes uint64) {
 func (m *Machine) interrupt(g *guest) {
 	op := g.op
 	if op == nil || op.interrupted || op.kind == OperationSending && g.handedOver {
-		return // what is handed over ends by itself
+		return // a guest that is handed over ends by itself
 	}
 	op.interrupted = true
 	switch {

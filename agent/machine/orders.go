@@ -60,12 +60,13 @@ func (m *Machine) applyOrders(w *v1.HostWanted) {
 	}
 }
 
-// Refuse makes reports say why the caller refused orders.
+// Refuse sets the caller's reason for refusing orders, which reports then show.
 func (m *Machine) Refuse(now time.Time, why string) {
 	m.now, m.refused = now, why
 }
 
-// Evict ends all guests. The host was removed, so the manager may have started them on other hosts. It may be repeated.
+// Evict ends all guests: the host was removed, so the manager may have started its guests on other hosts. It may be
+// repeated.
 func (m *Machine) Evict(now time.Time) {
 	m.now = now
 	for _, g := range m.guests {
@@ -74,7 +75,7 @@ func (m *Machine) Evict(now time.Time) {
 	m.settle()
 }
 
-// want replaces the manager's wish for the guest; nil: the orders do not mention the guest.
+// want replaces the orders for the guest; nil: the orders do not mention the guest.
 func (g *guest) want(w *v1.GuestWanted, at mark) {
 	if g.wanted.GetEpoch() != w.GetEpoch() || g.wanted.GetRole() != w.GetRole() {
 		g.backoff, g.delay = time.Time{}, 0

@@ -19,15 +19,15 @@ type chance struct {
 	r          *rand.Rand
 	generation uint64
 	highest    uint64    // epoch ordered so far
-	late       time.Time // when a create whose outcome nobody knows comes true; zero: none does
+	late       time.Time // when a create with an unknown outcome happens; zero: none is waiting
 	ended      map[uint64]string
 	term       uint64          // the latest manager's
-	released   map[uint64]bool // epochs whose failure it was told from memory, and believed
+	released   map[uint64]bool // epochs whose failure the manager was told from memory, and believed
 }
 
-// TestChance plays what can happen in random order: orders of all kinds, acts that succeed, fail or have an unknown outcome,
-// domains that change by themselves, crashes. The world looks that no act breaks a rule, and look that no report is untrue.
-// The same seed has the same acts.
+// TestChance plays random sequences: orders of all kinds, acts that succeed, fail or have an unknown outcome, domains that
+// change by themselves, crashes. The world checks that no act breaks a rule, and look checks that no report is untrue. The
+// same seed gives the same acts.
 func TestChance(t *testing.T) {
 	for seed := range uint64(400) {
 		first, again := playChance(t, seed), playChance(t, seed)
@@ -87,13 +87,13 @@ func (c *chance) turn() {
 	}
 }
 
-// endOne ends an act, not always well.
+// endOne ends an act, not always successfully.
 func (c *chance) endOne(a Act) {
 	defer delete(c.fails, a.Kind)
 	if c.r.IntN(8) == 0 {
 		switch a.Kind {
 		case Start:
-			if c.r.IntN(2) == 0 { // it may come true later; nothing is known of it
+			if c.r.IntN(2) == 0 { // the create may happen later; the machine does not know
 				c.started[fmt.Sprint(a.Guest, " ", a.Wanted.Epoch)] = true
 				if c.r.IntN(2) == 0 {
 					c.late = c.now.Add(time.Duration(c.r.IntN(15000)) * time.Millisecond)
@@ -134,7 +134,7 @@ func (c *chance) order() {
 	o := orders(c.generation)
 	o.Term += uint64(c.r.IntN(2))
 	if c.term = max(c.term, o.Term); o.Term == c.term && c.released[epoch] && role != absent {
-		c.highest++ // the latest manager knows that the epoch has failed; one before it does not
+		c.highest++ // the latest manager knows that the epoch has failed; an earlier manager does not
 		epoch = c.highest
 	}
 	if c.r.IntN(10) > 0 {
@@ -143,7 +143,7 @@ func (c *chance) order() {
 	c.take(o)
 }
 
-// change is a domain's change by itself.
+// change changes a domain as the hypervisor would.
 func (c *chance) change() {
 	state, here := c.domains[guestUID]
 	switch {
@@ -156,7 +156,7 @@ func (c *chance) change() {
 	}
 }
 
-// look checks what is reported: an epoch that has ended has ended for good, and nothing of it is here or may come.
+// look checks the report: an ended epoch has ended for good, and no copy of it exists or may appear.
 func (c *chance) look() {
 	o := c.m.Report(c.now)
 	for _, g := range o.Guests {

@@ -47,7 +47,7 @@ type Record struct {
 	Restore     string  `json:"restore,omitempty"`   // id of the restore that brings the epoch here
 	Source      string  `json:"source,omitempty"`    // host from which it is received
 	Target      string  `json:"target,omitempty"`    // host to which it is or was sent
-	RanOn       bool    `json:"ran_on,omitempty"`    // after Migration's transfer had failed, the guest went on here
+	RanOn       bool    `json:"ran_on,omitempty"`    // the guest continued here after Migration's transfer had failed
 	Outcome     Outcome `json:"outcome,omitempty"`
 	Message     string  `json:"message,omitempty"`
 	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
@@ -81,8 +81,9 @@ func record(r *Record, phase Phase) Action {
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
-// ranOn reports whether the guest ran here after the transfer of r.Migration. A version that did not note RanOn left such
-// a record in phase started, as it is of a guest that arrived by r.Migration, too: only the migration's source is asked.
+// ranOn reports whether the guest ran here after the transfer of r.Migration. A version that did not record RanOn left such
+// a record in phase started. The record of a guest that arrived by r.Migration looks the same, so callers ask only for the
+// migration's source.
 func (r *Record) ranOn() bool { return r.RanOn || r.Phase == PhaseStarted && r.Migration != "" }
 
 func end(r *Record, outcome Outcome, message string) Action {
@@ -92,8 +93,8 @@ func end(r *Record, outcome Outcome, message string) Action {
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
-// EndByHand returns the record of a guest that an administrator of the host has ended while no agent ran. killed: a process
-// of it was there until then, so a transfer under way had not ended its copy.
+// EndByHand returns the record of a guest that an administrator of the host has ended while no agent ran. killed: the guest
+// had a process until then, so a transfer under way had not ended this copy.
 func (r *Record) EndByHand(killed bool) *Record {
 	next := end(r, OutcomeGone, "ended by an administrator of the host").Record
 	next.RanOn = next.RanOn || killed && r.Phase == PhaseSending

@@ -20,7 +20,7 @@ func (m *Machine) Report(now time.Time) *v1.HostObserved {
 	m.now = now
 	o := &v1.HostObserved{Term: m.full.term, Generation: m.full.generation, Stamp: m.terms.stamp, Problems: append([]string(nil), m.problems...)}
 	if err := m.terms.unread; err != nil {
-		o.Problems = append(o.Problems, fmt.Sprintf("no orders are followed, for they may be an older manager's: %v", err))
+		o.Problems = append(o.Problems, fmt.Sprintf("orders are ignored, because they may come from an older manager: %v", err))
 	}
 	if m.refused != "" {
 		o.Problems = append(o.Problems, m.refused)

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// A look at the process table that fails is no evidence about a guest whose end is established.
+// A failed read of the process table proves nothing about a guest whose end is established.
 func TestWhatALookAtProcessesTells(t *testing.T) {
 	w := newWorld(t)
 	w.take(orders(1, wish(run, 1)))
@@ -64,7 +64,7 @@ func TestAGuestWhoseRecordIsReadLateHasItsName(t *testing.T) {
 	}
 }
 
-// Whether a guest ran on that is ended by hand in the midst of a move can be told by its process alone.
+// An administrator ends a guest in the middle of a move. Only its process tells whether the guest ran on here.
 func TestAGuestThatIsEndedByHand(t *testing.T) {
 	for _, c := range []struct {
 		record Record
@@ -72,7 +72,7 @@ func TestAGuestThatIsEndedByHand(t *testing.T) {
 		ranOn  bool
 	}{
 		{Record{Phase: PhaseSending, Migration: "m"}, true, true},
-		{Record{Phase: PhaseSending, Migration: "m"}, false, false}, // it may have been sent
+		{Record{Phase: PhaseSending, Migration: "m"}, false, false}, // the guest may have been sent
 		{Record{Phase: PhaseSending, Migration: "m", RanOn: true}, false, true},
 		{Record{Phase: PhaseStarted}, true, false},
 	} {
@@ -82,7 +82,7 @@ func TestAGuestThatIsEndedByHand(t *testing.T) {
 	}
 }
 
-// An earlier version put the record back to started when a transfer had failed, and noted nothing.
+// After a failed transfer, an earlier version set the record back to started and did not record RanOn.
 func TestAGuestOfAnEarlierVersionRanOn(t *testing.T) {
 	w := newWorld(t)
 	w.disk[guestUID] = &Record{UID: guestUID, Name: "md-1", Epoch: 3, Phase: PhaseStarted, Migration: "m", BootID: "b1"}

@@ -1,6 +1,7 @@
 package machine
 
-// script.go - a guest's script: the actions of one decision, one after the other. The first failure ends the script.
+// script.go - a guest's script: the actions of one decision, carried out one after the other. The first failure ends the
+// script.
 
 import (
 	"fmt"
@@ -211,8 +212,8 @@ func (m *Machine) resumeStageEnded(g *guest, o Result) {
 	m.entered(g, domain.Running)
 }
 
-// entered stores that an act has started or resumed the guest. The guest may have ended since, and its event may have
-// come before this call. The listing that begins now shows it.
+// entered records that an act has started or resumed the guest. The guest may have ended since, and its event may have come
+// before this call. The listing that begins now shows that.
 func (m *Machine) entered(g *guest, state domain.State) {
 	m.domains.set(g.uid, g.name, state)
 	m.requestList()

@@ -62,7 +62,7 @@ func TestAGuestIsHandedOverWhenItsProcessEndsAfterItHasStopped(t *testing.T) {
 		if !c.want {
 			continue
 		}
-		// It is not interrupted, and no more handed over if libvirt says that it failed.
+		// A guest that is handed over is not interrupted. It is no longer handed over when libvirt reports a failure.
 		m.interrupt(m.guests["u"])
 		if m.guests["u"].op.interrupted {
 			t.Errorf("%s: it is interrupted", name)

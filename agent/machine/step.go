@@ -46,9 +46,10 @@ type Observed struct {
 	SendDone  bool    // libvirt has confirmed the transfer
 	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.
 	EarlierBoot bool
-	// Lapsed: the record's epoch runs only with a lease, and its lease does not last. Unleased: the same of the wish's epoch.
+	// Lapsed: the record's epoch needs a lease, and its lease has ended. Unleased: the epoch of the orders needs a lease,
+	// and has none that lasts.
 	Lapsed, Unleased bool
-	Unread           error // why the record, which exists, cannot be read now
+	Unread           error // why the existing record cannot be read now
 }
 
 // occupied reports whether an operation is under way that may create or end the guest's domain.
@@ -81,7 +82,7 @@ type Action struct {
 // Decision is the outcome of a step.
 type Decision struct {
 	Actions []Action
-	// Problem says why the agent does not follow the wish.
+	// Problem is why the agent does not follow the orders.
 	Problem string
 }
 
@@ -100,7 +101,7 @@ func Step(o Observed) Decision {
 	}
 	if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {
 		if o.Wanted.Role == v1.GuestRole_GUEST_ROLE_ABSENT {
-			return Decision{} // ABSENT does not concern newer epochs than its own
+			return Decision{} // ABSENT concerns only its own epoch and earlier ones
 		}
 		return refuse("guest %s: %s for epoch %d is not followed: epoch %d is known here",
 			o.Wanted.Name, RoleName(o.Wanted.Role), o.Wanted.Epoch, o.Record.Epoch)
@@ -118,7 +119,7 @@ func Step(o Observed) Decision {
 	return Decision{}
 }
 
-// lapsed says how a guest ended whose lease had ended.
+// lapsed is the message for a guest whose lease had ended.
 const lapsed = "it ended with its lease, which the manager did not renew"
 
 // settle updates the record after events that no action caused: a domain ended, or a transfer completed.
@@ -325,7 +326,7 @@ func stepIncoming(o Observed) Decision {
 	return act(Action{Kind: ActionRecord, Record: reserved})
 }
 
-// makeReady makes ready for a guest that is to come under a new epoch; ready: there is nothing left to do for that.
+// makeReady prepares for a guest under a new epoch; ready: everything is prepared.
 func makeReady(o Observed) (d Decision, ready bool) {
 	w := o.Wanted
 	if o.occupied() {
@@ -347,7 +348,7 @@ func makeReady(o Observed) (d Decision, ready bool) {
 	return act(Action{Kind: ActionPrepare}), false
 }
 
-// stepRestore restores a guest from a checkpoint, and leaves it paused. RUN lets it go on.
+// stepRestore restores a guest from a checkpoint, and leaves it paused. RUN resumes it.
 func stepRestore(o Observed) Decision {
 	r, w := o.Record, o.Wanted
 	if r != nil && r.Epoch == w.Epoch {

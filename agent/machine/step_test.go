@@ -127,7 +127,8 @@ func reportText(o Observed) string {
 	return fmt.Sprintf("%d %s", r.Epoch, strings.TrimPrefix(r.Condition.String(), "GUEST_CONDITION_"))
 }
 
-// TestEveryCase compares every case with testdata/step.txt; go test ./agent/machine -rewrite writes that anew, to be read.
+// TestEveryCase compares every case with testdata/step.txt; go test ./agent/machine -rewrite writes that file anew, for
+// review.
 func TestEveryCase(t *testing.T) {
 	var got strings.Builder
 	got.WriteString("wanted epoch 5 | record | domain [| operation]: act => report\n")
@@ -167,7 +168,7 @@ func compareGolden(t *testing.T, path, got string) {
 	}
 }
 
-// TestNeverTwo checks on every case, with everything prepared or not, what keeps a guest from running twice.
+// TestNeverTwo checks on every case, with everything prepared or not, the rules that keep a guest from running twice.
 func TestNeverTwo(t *testing.T) {
 	everyCase(func(name string, o Observed) {
 		for _, prepared := range []uint64{0, 5} {
@@ -183,7 +184,7 @@ func TestNeverTwo(t *testing.T) {
 	})
 }
 
-// unsafe says what is wrong with a decision.
+// unsafe returns what is wrong with a decision.
 func unsafe(o Observed, d Decision) string {
 	r := o.Record
 	granted := o.Wanted != nil && (o.Wanted.Role == run || o.Wanted.Role == outgoing)
@@ -233,7 +234,7 @@ func unsafe(o Observed, d Decision) string {
 	return ""
 }
 
-// TestStepsEnd follows each case's decisions, with acts that succeed, and sees that they come to rest.
+// TestStepsEnd follows each case's decisions, with acts that succeed, and checks that they end.
 func TestStepsEnd(t *testing.T) {
 	everyCase(func(name string, o Observed) {
 		if o.Domain == domain.Unknown || o.Domain == domain.Starting || o.Domain == domain.Ending {
@@ -252,7 +253,7 @@ func TestStepsEnd(t *testing.T) {
 	})
 }
 
-// pretend does an act on what is observed.
+// pretend applies an act to an observed state.
 func pretend(o Observed, action Action) Observed {
 	switch action.Kind {
 	case ActionRecord:

@@ -12,7 +12,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// ErrStale is why orders are refused for good.
+// ErrStale is the error for orders that are refused for good.
 var ErrStale = errors.New("they are not meant for this host as it is now")
 
 // keepAgainAfter is the pause before a term that could not be written is written again. The machine has to retry by
@@ -29,11 +29,11 @@ type terms struct {
 	written *v1.Stamp      // the stamp that this act writes
 	retry   time.Time      // when to write a newer term again; zero: never
 
-	// unread is why the term on disk is not known; nil: it is. No orders are in force until it is known, since they may be
-	// of an older term.
+	// unread is why the term on disk is not known; nil: it is known. Until it is known, no orders are in force, since orders
+	// may be of an older term.
 	unread    error
 	reading   uint64    // the act that reads it; 0: none
-	readAgain time.Time // when it is read again; zero: it is not to be
+	readAgain time.Time // when it is read again; zero: never
 }
 
 // check returns an error if orders must be refused.
@@ -81,8 +81,8 @@ func (t *terms) holdNewest(w *v1.HostWanted) {
 	}
 }
 
-// keepStamp keeps the stamp of orders that are in force, if it is the latest. The orders do not wait until it is on
-// disk, and a failed write stops nothing: their term is on disk.
+// keepStamp writes the stamp of orders that are in force, if it is the latest. The orders do not wait for the write, and do
+// not depend on its success: their term is on disk.
 func (m *Machine) keepStamp(s *v1.Stamp) {
 	t := &m.terms
 	if s == nil || t.stamp != nil && s.Revision <= t.stamp.Revision {
@@ -127,7 +127,7 @@ func (m *Machine) termKept(err error) {
 	m.applyOrders(held)
 }
 
-// termRead takes up the term that was read from disk, and then the orders that waited for it.
+// termRead handles the term that was read from disk, and then takes the orders that waited for it.
 func (m *Machine) termRead(o Result) {
 	t := &m.terms
 	t.reading = 0

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// ofTerm are orders of a term.
+// ofTerm returns orders of a term.
 func ofTerm(term uint64, id string, revision int64) *v1.HostWanted {
 	w := &v1.HostWanted{Term: term, Generation: uint64(revision)}
 	if id != "" {
@@ -18,7 +18,7 @@ func ofTerm(term uint64, id string, revision int64) *v1.HostWanted {
 	return w
 }
 
-// writes are the acts that write a term.
+// writes returns the acts that write a term.
 func writes(m *Machine) (acts []Act) {
 	for _, a := range m.Acts() {
 		if a.Kind == KeepTerm {
@@ -28,7 +28,7 @@ func writes(m *Machine) (acts []Act) {
 	return acts
 }
 
-// write is the one act that writes a term now.
+// write returns the only act that writes a term now.
 func write(t *testing.T, m *Machine) Act {
 	t.Helper()
 	acts := writes(m)
@@ -51,7 +51,7 @@ func TestTheLatestStampIsShownAndWritten(t *testing.T) {
 	if a.Term != 5 || a.Stamp.GetRevision() != 10 || shown(m) != nil {
 		t.Fatalf("%v; shown before it is on disk: %v", a, shown(m))
 	}
-	// A newer one of the term comes while that is written. One write is under way at a time.
+	// A newer stamp of the term comes during the write. One write is under way at a time.
 	m.Take(termTime, ofTerm(5, "x", 20))
 	if len(writes(m)) > 0 {
 		t.Error("two writes at once: the older one could overwrite the newer one")
@@ -60,7 +60,7 @@ func TestTheLatestStampIsShownAndWritten(t *testing.T) {
 	if b := write(t, m); b.Term != 5 || b.Stamp.GetRevision() != 20 || shown(m).GetRevision() != 20 {
 		t.Errorf("%v, shown %v", b, shown(m))
 	}
-	// A stamp that cannot be written stops no orders, nor does it hinder a newer term.
+	// A failure to write a stamp stops no orders, and does not delay a newer term.
 	m = New(termTime, Config{Host: "here"}, Loaded{Term: 5, Stamp: ofTerm(5, "x", 20).Stamp})
 	m.Take(termTime, ofTerm(5, "x", 30))
 	a = write(t, m)
@@ -87,7 +87,7 @@ func TestOrdersOfAnotherTermOfTheSameNumberAreRefused(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		orders *v1.HostWanted
-		says   []string // empty: they are taken
+		says   []string // empty: the orders are taken
 	}{
 		"another id":       {ofTerm(5, "theirs", 20), []string{"term 5 (theirs)", "term 5 (mine)"}},
 		"no stamp":         {ofTerm(5, "", 20), []string{"without a stamp", "term 5 (mine)"}},
@@ -107,20 +107,20 @@ func TestOrdersOfAnotherTermOfTheSameNumberAreRefused(t *testing.T) {
 			}
 		}
 	}
-	// Of a term whose write is under way, too.
+	// Also orders of a term whose write is under way.
 	m := begin()
 	m.Take(termTime, ofTerm(6, "first", 20))
 	if err := m.Take(termTime, ofTerm(6, "second", 30)); !errors.Is(err, ErrStale) {
 		t.Error(err)
 	}
-	// An agent of before stamps has taken the same term's orders.
+	// An agent of a version without stamps took orders of the same term.
 	m = New(termTime, Config{Host: "here"}, Loaded{Term: 5})
 	if err := m.Take(termTime, ofTerm(5, "mine", 10)); err != nil || shown(m).GetId() != "mine" {
 		t.Error(err, shown(m))
 	}
 }
 
-// reread has a machine read its term again, and says how that ends.
+// reread makes a machine read its term again, and sets the result.
 func reread(t *testing.T, m *Machine, now time.Time, r Result) {
 	t.Helper()
 	m.Acts()
@@ -143,7 +143,7 @@ func TestNoOrdersAreInForceWhileTheTermOnDiskIsNotKnown(t *testing.T) {
 	for name, c := range map[string]struct {
 		orders []*v1.HostWanted
 		disk   Result
-		force  mark // afterwards
+		force  mark // mark afterwards
 		writes uint64
 		says   string
 	}{

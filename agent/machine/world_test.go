@@ -27,14 +27,14 @@ type world struct {
 	term    uint64
 	disk    map[string]*Record
 	domains map[string]domain.State
-	acts    []Act           // handed out, and not ended
+	acts    []Act           // returned by Acts, and not ended
 	started map[string]bool // "uid epoch"
 	over    map[string]bool // "uid epoch": the machine knows that its end is on disk
-	done    []string        // what was done, in order
+	done    []string        // acts that were done, in order
 
 	landed     bool  // the last record is on disk, though its write failed
 	unforked   bool  // the template cannot be restored
-	full       bool  // the disk takes nothing
+	full       bool  // the disk accepts no writes
 	unreadable bool  // no record can be read
 	down       error // the hypervisor does not answer
 	fails      map[Kind]Result
@@ -48,7 +48,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// crash puts a new machine in the place of the old one, whose acts nobody ends any more.
+// crash replaces the machine by a new one. The old machine's acts are never ended.
 func (w *world) crash() {
 	w.acts, w.landed = nil, false
 	loaded := Loaded{Term: w.term, Records: map[string]*Record{}}
@@ -62,14 +62,14 @@ func (w *world) crash() {
 	w.collect()
 }
 
-// note keeps that an epoch has ended.
+// note records that an epoch has ended.
 func (w *world) note(r *Record) {
 	if r.Phase == PhaseEnded {
 		w.over[fmt.Sprint(r.UID, " ", r.Epoch)] = true
 	}
 }
 
-// collect takes the acts up that were handed out, and checks each.
+// collect fetches the machine's new acts, and checks each.
 func (w *world) collect() []Act {
 	acts := w.m.Acts()
 	for _, a := range acts {
@@ -81,7 +81,7 @@ func (w *world) collect() []Act {
 	return acts
 }
 
-// unsafe says which rule an act breaks.
+// unsafe returns the rule that an act breaks.
 func (w *world) unsafe(a Act) string {
 	r := w.disk[a.Guest]
 	switch a.Kind {
@@ -127,7 +127,7 @@ func (w *world) unsafe(a Act) string {
 	return ""
 }
 
-// do does what an act is to do.
+// do carries out an act.
 func (w *world) do(a Act) Result {
 	w.done = append(w.done, actText(a))
 	if r, fails := w.fails[a.Kind]; fails {
@@ -187,7 +187,7 @@ func (w *world) do(a Act) Result {
 	return Result{}
 }
 
-// step carries the oldest act out and tells its end; false: there is none.
+// step carries out the oldest act and ends it; false: there is none.
 func (w *world) step() bool {
 	if len(w.acts) == 0 {
 		return false
@@ -203,7 +203,7 @@ func (w *world) end(a Act) {
 	w.collect()
 }
 
-// run carries acts out until none is left, and lets time pass up to a limit.
+// run carries out acts until none is left, and advances time up to a limit.
 func (w *world) run(limit time.Duration) {
 	end := w.now.Add(limit)
 	for n := 0; ; n++ {
@@ -231,7 +231,7 @@ func (w *world) take(orders *v1.HostWanted) error {
 	return err
 }
 
-// becomes is a domain's change by itself.
+// becomes changes a domain as the hypervisor would.
 func (w *world) becomes(uid string, state domain.State) {
 	w.domains[uid] = state
 	if state == domain.Absent {
@@ -241,7 +241,7 @@ func (w *world) becomes(uid string, state domain.State) {
 	w.collect()
 }
 
-// condition is what the host reports of a guest.
+// condition returns the host's report of a guest.
 func (w *world) condition(uid string) string {
 	for _, g := range w.m.Report(w.now).Guests {
 		if g.Uid == uid {
@@ -290,7 +290,7 @@ func wish(role v1.GuestRole, epoch uint64) *v1.GuestWanted {
 	return w
 }
 
-// restoreWish has a guest restored from a checkpoint.
+// restoreWish returns orders to restore a guest from a checkpoint.
 func restoreWish(epoch uint64) *v1.GuestWanted {
 	w := wish(run, epoch)
 	w.Role, w.Restore = incoming, &v1.RestoreOrder{Id: "r", CheckpointId: "c"}

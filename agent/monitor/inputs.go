@@ -1,6 +1,6 @@
 package monitor
 
-// inputs.go - keyboards and mice. Each event device is held open, and read only to see when something came.
+// inputs.go - keyboards and mice. It keeps each event device open, and reads it only to learn when an event came.
 
 import (
 	"errors"
@@ -19,23 +19,24 @@ const lookEvery = 10 * time.Second
 // inputs are the keyboards and mice of a host.
 type inputs struct {
 	root    string
-	arrived chan struct{} // gets a token when something comes after awayFor without
+	arrived chan struct{} // gets a token for an event after awayFor without one
 
 	mu     sync.Mutex
 	open   map[string]*os.File
 	closed bool
 	looked time.Time
-	came   time.Time // the last event; zero: none since the agent began
+	came   time.Time // time of the last event; zero: none since the agent's start
 	opened time.Time // when the first device was opened
-	said   bool      // that a device could not be opened
+	said   bool      // a failure to open a device was logged
 }
 
-// silence is how long nothing has to come after an agent began before that counts as idle time. At once, each start of an agent
-// would look like the owner's return; never, and the owner of a host whose agent was upgraded would count as away for years.
+// silence is how long an agent must see no event after its start before the time counts as idle. If it counted at once, each
+// start of an agent would look like the owner's return. If it never counted, an owner would count as away for years after an
+// upgrade of the agent.
 const silence = time.Minute
 
-// last returns when a key was pressed or a mouse was moved last, or the beginning of the silence since the agent began; false:
-// neither is known.
+// last returns the time of the last key press or mouse movement. If there was none for silence since the first device was
+// opened, it returns when that device was opened. false: neither is known.
 func (in *inputs) last() (time.Time, bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -49,17 +50,17 @@ func (in *inputs) last() (time.Time, bool) {
 	return in.came, !in.came.IsZero()
 }
 
-// look opens the devices that are new. in.mu is held.
+// look opens new devices. The caller holds in.mu.
 func (in *inputs) look() {
 	for _, name := range in.devices() {
 		if in.open[name] != nil {
 			continue
 		}
-		file, err := os.Open(filepath.Join(in.root, "dev/input", name)) // of a device: does not block, and can be closed under a read
+		file, err := os.Open(filepath.Join(in.root, "dev/input", name)) // a device: Open does not block, and Close interrupts a read
 		if err != nil {
 			if !in.said {
 				in.said = true
-				slog.Warn("whether somebody is at a keyboard or a mouse is not seen", "error", err)
+				slog.Warn("cannot watch a keyboard or mouse", "error", err)
 			}
 			continue
 		}
@@ -74,12 +75,12 @@ func (in *inputs) look() {
 	}
 }
 
-// follow reads a device until it is gone.
+// follow reads a device until the device is gone.
 func (in *inputs) follow(name string, file *os.File) {
 	events := make([]byte, 64*24)
 	for {
 		n, err := file.Read(events)
-		clear(events) // which keys it were is nobody's business
+		clear(events) // do not keep which keys were pressed
 		in.mu.Lock()
 		if n > 0 {
 			in.noteLocked(time.Now())
@@ -98,7 +99,7 @@ func (in *inputs) follow(name string, file *os.File) {
 	}
 }
 
-// noteLocked notes that something came. in.mu is held.
+// noteLocked records an event. The caller holds in.mu.
 func (in *inputs) noteLocked(now time.Time) {
 	if now.Sub(in.came) >= awayFor {
 		select {
@@ -109,8 +110,8 @@ func (in *inputs) noteLocked(now time.Time) {
 	in.came = now
 }
 
-// repeats is the kind of event that a device with keys for typing has, and a power button or a speaker has not (EV_REP in
-// linux/input-event-codes.h): a key that is held repeats.
+// repeats is a type of event (EV_REP in linux/input-event-codes.h): a held key repeats. Keyboards have it; power buttons and
+// speakers do not.
 const repeats = 1 << 0x14
 
 // devices returns the names of the keyboards' and mice's event devices.
@@ -140,7 +141,7 @@ func (in *inputs) devices() (names []string) {
 	return names
 }
 
-// close lets go of the devices.
+// close closes the devices.
 func (in *inputs) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()

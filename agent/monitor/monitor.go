@@ -18,21 +18,21 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Config says what a monitor reads.
+// Config configures a monitor.
 type Config struct {
-	Root string // "/" but in tests
+	Root string // "/" except in tests
 	Host Host
 	// Tap returns the name of the network interface of a guest.
 	Tap func(uid string) string
-	// Sent returns what guests have sent to each address since their counts began, by the guest's interface; nil: not counted.
+	// Sent returns how many bytes each guest's interface has sent to each address since the count began; nil: not counted.
 	Sent func() (map[string]map[netip.Addr]uint64, error)
 }
 
-// Host tells of the host as a whole; load.Reader does.
+// Host measures the host as a whole; load.Reader implements it.
 type Host interface {
 	// Used returns the processor time that the host has used since its boot; false: not known.
 	Used() (load.Used, bool)
-	// Sessions returns the part of it that login sessions have used; false: not known.
+	// Sessions returns the part of Used that login sessions have used; false: not known.
 	Sessions() (time.Duration, bool)
 	// MemoryAvailable returns the memory that can be used without swapping, bytes.
 	MemoryAvailable() uint64
@@ -44,13 +44,13 @@ type Monitor struct {
 	fs     procfs.FS
 	inputs inputs
 
-	// Of the last sample. Only one sample is taken at a time: reading /proc may take long.
+	// State of the last sample. Only one sample is taken at a time: reading /proc may take long.
 	sampling  sync.Mutex
 	at        time.Time // of the last sample; zero: none
 	used      load.Used
 	known     bool
-	sessions  time.Duration // of it by login sessions
-	grouped   bool          // it is known
+	sessions  time.Duration // part of used by login sessions
+	grouped   bool          // sessions is known
 	processes map[int]process
 	taps      procfs.NetDev
 	pressures map[string]procfs.PSIStats
@@ -61,7 +61,7 @@ type Monitor struct {
 	next   chan struct{}
 }
 
-// New makes a monitor of a host. Close it to let go of the input devices.
+// New makes a monitor of a host. Close closes its input devices.
 func New(config Config) (*Monitor, error) {
 	fs, err := procfs.NewFS(filepath.Join(config.Root, "proc"))
 	if err != nil {
@@ -74,7 +74,7 @@ func New(config Config) (*Monitor, error) {
 func (m *Monitor) Close() { m.inputs.close() }
 
 const (
-	// every is the time between two samples; where one takes long, at least ten times as long passes until the next.
+	// every is the time between two samples. If a sample takes long, the pause after it is at least ten times as long.
 	every = time.Second
 	// atLeast is the shortest time over which rates are measured: the kernel counts processor time in hundredths of a second.
 	atLeast = 500 * time.Millisecond
@@ -94,8 +94,8 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// wait returns when the next sample is due, or when the owner has come back and it is not too early to measure. If it is, wait
-// publishes a sample without rates.
+// wait returns when the next sample is due. It also returns when the owner comes back, but not before early. If the owner
+// comes back before early, wait publishes a sample without rates.
 func (m *Monitor) wait(ctx context.Context, owner *watch, look <-chan time.Time, early, due time.Time) {
 	end := time.NewTimer(time.Until(due))
 	defer end.Stop()
@@ -128,8 +128,8 @@ func (m *Monitor) publish(s *v1.HostSample) {
 	m.next = make(chan struct{})
 }
 
-// glance returns a sample of what the owner does, without rates, and with the guests of the sample before. The next sample
-// measures since the last one that measured.
+// glance returns a sample of the owner's activity without rates. It lists the guests of the sample before. It does not
+// change the state from which the next sample computes rates.
 func (m *Monitor) glance(now time.Time) *v1.HostSample {
 	s := &v1.HostSample{At: timestamppb.New(now), MemoryAvailableBytes: m.config.Host.MemoryAvailable(), Owner: m.activity(now)}
 	last, _ := m.Latest()
@@ -175,7 +175,7 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	return s
 }
 
-// measureTaps fills in the traffic of the guests. What a tap receives is what its guest has sent.
+// measureTaps fills in the traffic of the guests. What a tap receives, its guest has sent.
 func (m *Monitor) measureTaps(guests map[string]*v1.GuestSample, since time.Duration) {
 	before := m.taps
 	m.taps, _ = m.fs.NetDev()
@@ -190,7 +190,7 @@ func (m *Monitor) measureTaps(guests map[string]*v1.GuestSample, since time.Dura
 	}
 }
 
-// rate returns the growth of a counter in a second; 0 if it has begun anew.
+// rate returns the growth of a counter per second; 0 if the counter began again.
 func rate(before, now uint64, since time.Duration) float64 {
 	if now < before {
 		return 0
@@ -216,7 +216,7 @@ func (m *Monitor) pressure(resource string, before map[string]procfs.PSIStats, s
 	return p
 }
 
-// share returns by how much of the time a total, in microseconds, has grown.
+// share returns the fraction of the time since the last sample by which a total, in microseconds, has grown.
 func share(before, now *procfs.PSILine, since time.Duration) float64 {
 	return min(1, rate(before.Total, now.Total, since)/1e6)
 }

@@ -23,7 +23,7 @@ type fake struct {
 	root    string
 	used    load.Used
 	unknown bool
-	groups  *load.Reader // what control groups say
+	groups  *load.Reader // what control groups report
 	monitor *Monitor
 	now     time.Time
 }
@@ -105,7 +105,7 @@ func (f *fake) end(pid int) {
 	}
 }
 
-// sample lets a second pass in which the host uses so much processor time.
+// sample makes a second pass in which the host uses the given processor time, and takes a sample.
 func (f *fake) sample(used time.Duration) *v1.HostSample {
 	f.now, f.used.Programs = f.now.Add(time.Second), f.used.Programs+used
 	return f.monitor.Sample(f.now)
@@ -144,7 +144,7 @@ func TestWhoseTimeItIs(t *testing.T) {
 	f.run(program{pid: 2, name: "kthreadd", flags: kernelThread, used: 100 * time.Millisecond})
 	f.run(program{pid: 50, name: "libvirtd", used: time.Minute + 50*time.Millisecond})
 	f.run(qemu(70, uidA, "md-0", time.Hour+500*time.Millisecond))
-	s := f.sample(1500 * time.Millisecond) // the owner's make started compilers, of which nothing is left
+	s := f.sample(1500 * time.Millisecond) // the owner's make started compilers, which have ended
 	cpu(t, s, 0.5, 0.85, 0.15)
 	if len(s.Guests) != 1 || s.Guests[0].Name != "md-0" || s.MemoryGuestsBytes != 100*uint64(os.Getpagesize()) {
 		t.Errorf("guests: %v, memory %d", s.Guests, s.MemoryGuestsBytes)
@@ -180,7 +180,7 @@ func TestAPidThatIsUsedAgain(t *testing.T) {
 	f.sample(0)
 	f.run(program{pid: 60, name: "backup", started: 500, used: 200 * time.Millisecond})
 	cpu(t, f.sample(time.Second), 0, 0.8, 0.2)
-	// The same process begins a program of the owner.
+	// The same process starts a program of the owner.
 	f.run(program{pid: 60, name: "bash", user: 1000, started: 500, used: 700 * time.Millisecond})
 	cpu(t, f.sample(time.Second), 0, 1, 0)
 }
@@ -207,7 +207,7 @@ func TestTraffic(t *testing.T) {
 	g := f.sample(0).Guests[0]
 	near(t, "sent", g.Sent, 300) // what the tap receives
 	near(t, "received", g.Received, 0)
-	device(10, 20) // a tap that was made anew
+	device(10, 20) // the tap was made anew
 	g = f.sample(0).Guests[0]
 	near(t, "sent", g.Sent, 0)
 }
@@ -322,7 +322,7 @@ func TestAReadingThatFailsGivesNoFigures(t *testing.T) {
 	f.unknown = false
 	cpu(t, f.sample(time.Second), 0, 0, 0)
 	cpu(t, f.sample(time.Second), 0, 1, 0)
-	f.used.Programs = 0 // it has begun anew
+	f.used.Programs = 0 // the count began anew
 	cpu(t, f.sample(time.Second), 0, 0, 0)
 }
 

@@ -1,6 +1,6 @@
 package monitor
 
-// owner.go - whether somebody is logged in, and when somebody typed or moved the mouse last.
+// owner.go - whether somebody is logged in, and when somebody last typed or moved the mouse.
 
 import (
 	"os"
@@ -31,7 +31,7 @@ func (m *Monitor) activity(now time.Time) *v1.OwnerActivity {
 	return a
 }
 
-// sooner returns the shorter of two times, in seconds.
+// sooner returns the shorter of two idle times, in seconds.
 func sooner(known *float64, idle time.Duration) *float64 {
 	seconds := max(0, idle.Seconds())
 	if known != nil && *known < seconds {
@@ -40,7 +40,7 @@ func sooner(known *float64, idle time.Duration) *float64 {
 	return &seconds
 }
 
-// logins returns who is logged in. An entry whose process has ended is one of a session that broke off.
+// logins returns who is logged in. It leaves out entries whose process has ended: their session broke off.
 func (m *Monitor) logins() (all []utmp.Entry) {
 	data, _ := os.ReadFile(filepath.Join(m.config.Root, "run/utmp"))
 	for _, entry := range utmp.Parse(data) {

@@ -15,11 +15,11 @@ import (
 const (
 	// peersEvery is about how often the traffic between guests is measured. It costs more than the rest of a sample.
 	peersEvery = 4500 * time.Millisecond
-	// maxPeers bounds the peers of a guest in a sample. Those to which it sends most are kept.
+	// maxPeers bounds the peers of a guest in a sample. The peers to which the guest sends most are kept.
 	maxPeers = 64
 )
 
-// peers is what guests have sent to each other up to the last measurement.
+// peers has the traffic between guests up to the last measurement.
 type peers struct {
 	at   time.Time // zero: none
 	sent map[string]map[netip.Addr]uint64
@@ -37,7 +37,7 @@ func (m *Monitor) measurePeers(guests map[string]*v1.GuestSample, now time.Time)
 	first, before := m.peers.at.IsZero(), m.peers.sent
 	m.peers = peers{now, sent}
 	if first {
-		return // the counts began at an unknown time
+		return // it is not known when the counts began
 	}
 	for uid, g := range guests {
 		tap := m.config.Tap(uid)
@@ -45,11 +45,11 @@ func (m *Monitor) measurePeers(guests map[string]*v1.GuestSample, now time.Time)
 	}
 }
 
-// traffic returns by how much counts have grown, the largest first.
+// traffic returns the growth of each count, the largest first.
 func traffic(before, now map[netip.Addr]uint64) (list []*v1.GuestTraffic) {
 	for _, to := range slices.SortedFunc(maps.Keys(now), netip.Addr.Compare) {
 		grown := now[to]
-		if then := before[to]; then <= grown { // otherwise the count has begun anew
+		if then := before[to]; then <= grown { // otherwise the count began anew
 			grown -= then
 		}
 		if grown > 0 {

@@ -47,13 +47,13 @@ func TestWhatGuestsSendToEachOtherIsMeasuredEveryFiveSeconds(t *testing.T) {
 			t.Errorf("peers %q, expected %q", got, want)
 		}
 	}
-	expect() // since when the 5000 were sent is not known
+	expect() // it is not known since when the 5000 were counted
 	counts[tap][two], counts[tap][three] = 5100, 700
 	for range 4 {
 		expect()
 	}
 	expect("10.77.0.3 700", "10.77.0.2 100")
-	counts[tap][two], counts[tap][three] = 40, 700 // one count has begun anew, the other has not changed
+	counts[tap][two], counts[tap][three] = 40, 700 // one count began anew, the other has not changed
 	for range 4 {
 		expect()
 	}

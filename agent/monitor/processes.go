@@ -1,6 +1,6 @@
 package monitor
 
-// processes.go - whose processor time it is.
+// processes.go - attributes processor time to guests, the owner and the system.
 
 import (
 	"os"
@@ -17,7 +17,7 @@ import (
 	"watari/internal/qemuprocesses"
 )
 
-// whose says to whom a process belongs.
+// whose tells to whom a process belongs.
 type whose int
 
 const (
@@ -26,7 +26,7 @@ const (
 	guests               // a guest's QEMU
 )
 
-// Users of people, by Debian's /etc/login.defs. Others are those of daemons.
+// Range of the user ids of people, by Debian's /etc/login.defs. Other ids belong to daemons.
 const (
 	firstPerson = 1000
 	lastPerson  = 60000
@@ -38,22 +38,22 @@ const kernelThread = 0x00200000
 // tick is the unit of processor time in /proc (USER_HZ, which is 100 on Linux's architectures).
 const tick = 10 * time.Millisecond
 
-// process is what is known of a process from the last sample.
+// process is what the last sample found out about a process.
 type process struct {
 	started uint64 // clock ticks since boot: tells a process from a later one with the same pid
-	name    string // with another name or terminal it may be another's: it has begun another program
+	name    string // if name or terminal changes, the process runs another program and may belong to somebody else
 	tty     int
 	whose   whose
-	guest   qemuprocesses.Process // if it is a guest's
+	guest   qemuprocesses.Process // the guest, if the process is a guest's QEMU
 	used    time.Duration
-	lately  time.Duration // used since the sample before
-	vcpus   vcpus         // of a guest
+	lately  time.Duration // used between the last two samples
+	vcpus   vcpus         // of a guest's QEMU
 }
 
-// measureProcesses fills in the host's processor time by whose it is, and returns the guests by uid.
+// measureProcesses fills in the host's processor time by whom it belongs to, and returns the guests by uid.
 //
-// Of processes that began and ended between two samples nothing is seen but what they add to the host's total. They count
-// as the owner's, whose programs start others (make, shells), unless a control group tells the owner's time.
+// A process that begins and ends between two samples is seen only in the host's total. Its time counts as the owner's,
+// because the owner's programs (make, shells) start other programs. It does not if a control group tells the owner's time.
 func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[string]*v1.GuestSample {
 	before := m.processes
 	m.processes = map[int]process{}
@@ -63,7 +63,7 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 	for _, p := range list {
 		stat, err := p.Stat()
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		is := m.process(p.PID, stat, before)
 		was, old := before[p.PID]
@@ -82,7 +82,7 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 	}
 	for pid, was := range before {
 		if is, still := m.processes[pid]; was.whose == guests && (!still || is.started != was.started) {
-			spent[guests] += was.lately // it has ended, and may have used as much again
+			spent[guests] += was.lately // the guest has ended; assume that it used as much again
 		}
 	}
 	total, interrupts, inSessions, known, grouped := m.totals()
@@ -100,8 +100,8 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 	return found
 }
 
-// totals returns by how much the host's processor time has grown since the last sample, and that of its login sessions if it
-// is known (grouped). Nothing is known unless both samples could read it.
+// totals returns the growth of the host's processor time since the last sample, and that of its login sessions if that is
+// known (grouped). A value is known only if both samples could read it.
 func (m *Monitor) totals() (programs, interrupts, sessions time.Duration, known, grouped bool) {
 	used, usedKnown := m.config.Host.Used()
 	inSessions, sessionsKnown := m.config.Host.Sessions()
@@ -110,15 +110,15 @@ func (m *Monitor) totals() (programs, interrupts, sessions time.Duration, known,
 	grouped = sessionsKnown && m.grouped && sessions >= 0
 	m.used, m.known, m.sessions, m.grouped = used, usedKnown, inSessions, sessionsKnown
 	if sessionsKnown && !grouped {
-		known = false // the owner's time would be taken from elsewhere for one sample
+		known = false // otherwise this sample would take the owner's time from another source
 	}
 	return programs, interrupts, sessions, known, grouped
 }
 
-// process returns a process with its processor time. Whose it is is found out once for each program that it runs.
+// process returns a process with its processor time. It determines the owner once for each program that the process runs.
 func (m *Monitor) process(pid int, stat procfs.ProcStat, before map[int]process) process {
 	is, old := before[pid]
-	becomes := isQEMU(stat.Comm) && is.whose != guests // it has perhaps just begun to be QEMU
+	becomes := isQEMU(stat.Comm) && is.whose != guests // the process may have become QEMU just now
 	if !old || is.started != stat.Starttime || is.name != stat.Comm || is.tty != stat.TTY || becomes {
 		is = process{started: stat.Starttime, name: stat.Comm, tty: stat.TTY}
 		is.whose, is.guest = m.whoseIs(pid, stat)
@@ -129,13 +129,13 @@ func (m *Monitor) process(pid int, stat procfs.ProcStat, before map[int]process)
 
 func isQEMU(name string) bool { return strings.HasPrefix(name, "qemu") }
 
-// Names and uids of guests. Others than QEMU may have such arguments, and any bytes in them.
+// Names and uids of guests. Other programs than QEMU may have such arguments, with any bytes.
 var (
 	guestName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
 	guestUID  = regexp.MustCompile(`^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`)
 )
 
-// whoseIs returns to whom a process belongs, and the guest if it is one's QEMU.
+// whoseIs returns to whom a process belongs, and the guest if the process is a guest's QEMU.
 func (m *Monitor) whoseIs(pid int, stat procfs.ProcStat) (whose, qemuprocesses.Process) {
 	if stat.Flags&kernelThread != 0 {
 		return systems, qemuprocesses.Process{}

@@ -1,6 +1,6 @@
 package monitor
 
-// return.go - notices at once that the owner comes back, between two samples.
+// return.go - notices between two samples that the owner comes back.
 
 import (
 	"os"
@@ -13,27 +13,28 @@ import (
 )
 
 const (
-	// lookForOwnerEvery is how often terminals and logins are looked at. Keyboards and mice tell by themselves.
+	// lookForOwnerEvery is the time between two checks of terminals and logins. Keyboards and mice report events by
+	// themselves.
 	lookForOwnerEvery = 100 * time.Millisecond
-	// awayFor is for how long an owner has done nothing at least who then comes back.
+	// awayFor is how long an owner must have been inactive for the next activity to count as a return.
 	awayFor = 5 * time.Second
 )
 
-// watch tells the owner's return from what the owner does all the time.
+// watch tells the owner's return from continuous activity.
 type watch struct {
 	root   string
 	inputs *inputs
 
-	begun  bool      // the first look was taken: what it finds is no news
+	begun  bool      // the first check was made; its findings are not a return
 	active time.Time // when the owner was last seen to do something
-	noted  time.Time // when utmp was written, and how long it was
+	noted  time.Time // modification time and size of utmp at the last read
 	size   int64
 	logins []utmp.Entry
 	typed  map[string]time.Time // access times of the logins' terminals
 }
 
-// returned looks, and reports whether the owner has come back: by a key, the mouse, a terminal, or a login. It reads no more
-// than the times of a few files, unless somebody has logged in or out.
+// returned checks for new activity (a key, the mouse, a terminal, or a login), and reports whether the owner has come back.
+// It reads only the times of a few files, unless somebody has logged in or out.
 func (w *watch) returned(now time.Time) bool {
 	did := w.loggedIn()
 	did = w.hasTyped() || did
@@ -52,7 +53,7 @@ func (w *watch) returned(now time.Time) bool {
 	return away >= awayFor
 }
 
-// loggedIn reports whether somebody has logged in since the last look.
+// loggedIn reports whether somebody has logged in since the last check.
 func (w *watch) loggedIn() (is bool) {
 	path := filepath.Join(w.root, "run/utmp")
 	info, err := os.Stat(path)
@@ -69,10 +70,10 @@ func (w *watch) loggedIn() (is bool) {
 	return slices.ContainsFunc(w.logins, func(e utmp.Entry) bool { return !slices.Contains(before, e) })
 }
 
-// hasTyped reports whether the access time of a terminal has changed since the last look. The kernel changes it when something
-// is read from the terminal, but only once in each 8 seconds of its clock, and then to the full second. So the first key after
-// 8 seconds or more is seen at once, and one after 5 to 8 seconds at the latest with those of the next 8. What is written to a
-// terminal (its modification time) is no sign of people.
+// hasTyped reports whether the access time of a terminal has changed since the last check. The kernel updates it on a read
+// from the terminal, at most once in each 8 seconds of its clock, and rounds it to a full second. So the first key after 8
+// seconds or more is seen at once. A key after 5 to 8 seconds is seen at the latest with the keys of the next 8 seconds. The
+// modification time, which changes on output to the terminal, is no sign of people.
 func (w *watch) hasTyped() (is bool) {
 	before := w.typed
 	w.typed = map[string]time.Time{}

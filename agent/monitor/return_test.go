@@ -13,7 +13,7 @@ import (
 	"watari/internal/utmp"
 )
 
-// terminal makes a terminal that was read so long before a time.
+// terminal makes a terminal whose access time is read.
 func (f *fake) terminal(name string, read time.Time) {
 	f.t.Helper()
 	path := filepath.Join(f.root, "dev", name)
@@ -69,7 +69,7 @@ func TestTheOwnersReturnIsTold(t *testing.T) {
 	look("a program writes to the terminal", 10*time.Second, false)
 }
 
-// The first key is told at once, what follows is not.
+// The first key is reported at once, the keys after it are not.
 func TestAKeyWakes(t *testing.T) {
 	f := newFake(t)
 	in := &f.monitor.inputs
@@ -91,7 +91,7 @@ func TestAKeyWakes(t *testing.T) {
 	}
 }
 
-// An early sample shows what the owner does. It has no rates, and takes nothing from those of the next one.
+// An early sample shows the owner's activity. It has no rates, and does not change the rates of the next sample.
 func TestASampleAtAGlanceLeavesRatesAlone(t *testing.T) {
 	f := newFake(t)
 	f.run(qemu(70, uidA, "md-0", 0))
@@ -110,7 +110,7 @@ func TestASampleAtAGlanceLeavesRatesAlone(t *testing.T) {
 	cpu(t, f.sample(time.Second), 1, 0, 0)
 }
 
-// While it runs, the owner's return makes a sample within 200 ms.
+// While Run runs, the owner's return makes a sample within 200 ms.
 func TestTheOwnersReturnIsSampledAtOnce(t *testing.T) {
 	f := newFake(t)
 	f.now = time.Now()

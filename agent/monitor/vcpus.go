@@ -11,15 +11,15 @@ import (
 
 // vcpus are the threads of a guest's virtual CPUs, by thread id, with the time that each has waited for a processor.
 type vcpus struct {
-	threads int // of the whole process when the virtual CPUs' were found
+	threads int // number of threads of the whole process when the vCPUs' threads were looked up
 	wait    map[int]time.Duration
 }
 
 // vcpuThread begins the name that QEMU gives the thread of a virtual CPU.
 const vcpuThread = "CPU "
 
-// waited returns how long the virtual CPUs of a process have waited since it was called last; 0 the first time, and if the kernel
-// does not tell. The threads are looked for again when their number has changed.
+// waited returns how long the virtual CPUs of a process have waited since the last call. It returns 0 on the first call, and
+// if the kernel does not tell. It looks the threads up again when their number has changed.
 func (v *vcpus) waited(fs procfs.FS, pid, threads int) (waited time.Duration) {
 	if v.wait == nil || v.threads != threads {
 		v.find(fs, pid, threads)
@@ -28,7 +28,7 @@ func (v *vcpus) waited(fs procfs.FS, pid, threads int) (waited time.Duration) {
 		now, is := waitOf(fs, pid, id)
 		if !is {
 			delete(v.wait, id)
-			v.threads = 0 // look again
+			v.threads = 0 // look the threads up again
 			continue
 		}
 		if before >= 0 {
@@ -39,7 +39,7 @@ func (v *vcpus) waited(fs procfs.FS, pid, threads int) (waited time.Duration) {
 	return waited
 }
 
-// find finds the threads. Those that were known keep their times; those that are new count from now on.
+// find finds the threads. Known threads keep their times; new threads count from now on.
 func (v *vcpus) find(fs procfs.FS, pid, threads int) {
 	found := map[int]time.Duration{}
 	list, _ := fs.AllThreads(pid)

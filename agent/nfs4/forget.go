@@ -1,8 +1,9 @@
-// Package nfs4 makes an NFS server forget a client, as if the client's machine had been started anew.
+// Package nfs4 makes an NFS server forget a client, as if the client's machine had restarted.
 //
-// A guest that goes back to a checkpoint has its NFS client's state of then: it repeats numbers of requests that the server has answered
-// since. The server would answer with what it remembers of other requests, or not at all. So the server has to forget the client before
-// the guest runs. The client then finds its session unknown, makes a new one and opens its files again, as after a failure of the server.
+// After a guest goes back to a checkpoint, its NFS client has the state of the checkpoint. It repeats request numbers that
+// the server has answered since. The server would send it answers to other requests, or none. So the server has to forget
+// the client before the guest runs. The client then finds its session unknown, makes a new one and opens its files again, as
+// after a failure of the server.
 package nfs4
 
 import (
@@ -25,26 +26,26 @@ const (
 	lastFragment                        = 1 << 31
 	opExchangeID, opCreateSession       = 42, 43
 	opDestroySession, opDestroyClientID = 44, 57
-	linuxFlags                          = 0x101 // moved file systems, state bound to the principal. Servers tell clients apart by such flags, too
+	linuxFlags                          = 0x101 // moved file systems, state bound to the principal; servers tell clients apart by these flags, too
 	statusOK, minorVersionMismatch      = 0, 10021
 	sessionIDLength, maxReply           = 16, 1 << 20
 )
 
-// forgetTime bounds all of a Forget.
+// forgetTime bounds a whole call of Forget.
 const forgetTime = 10 * time.Second
 
-// ErrVersion says that the server does not speak a minor version of NFS 4.
+// ErrVersion means that the server does not speak a minor version of NFS 4.
 var ErrVersion = errors.New("the server does not speak this minor version of NFS 4")
 
-// Owner returns the name by which Linux' NFS client of a minor version of NFS 4 (1 or 2) introduces itself, on a machine with this host name
-// whose client has been given this identifier (nfs4_init_uniform_client_string in the kernel's fs/nfs/nfs4proc.c).
+// Owner returns the client owner string that Linux' NFS client sends for a minor version of NFS 4 (1 or 2), given the
+// client's identifier and its machine's host name (nfs4_init_uniform_client_string in the kernel's fs/nfs/nfs4proc.c).
 func Owner(minor uint32, identifier, hostName string) string {
 	return fmt.Sprintf("Linux NFSv4.%d %s/%s", minor, identifier, hostName)
 }
 
-// Forget introduces itself to the server as a client's machine that has been started anew, which ends all that the server keeps of the
-// client (RFC 8881, section 18.35.5, case 5), and leaves. It does nothing to a server that does not know the client. conn is a new
-// connection to the server; the caller closes it.
+// Forget introduces itself to the server as a restart of the client's machine, which ends all state that the server keeps of
+// the client (RFC 8881, section 18.35.5, case 5), and leaves. It does nothing to a server that does not know the client.
+// conn is a new connection to the server; the caller closes it.
 func Forget(ctx context.Context, conn net.Conn, minor uint32, owner string) error {
 	ctx, cancel := context.WithTimeout(ctx, forgetTime)
 	defer cancel()
@@ -79,7 +80,7 @@ func Forget(ctx context.Context, conn net.Conn, minor uint32, owner string) erro
 	if r.err != nil {
 		return fmt.Errorf("make a session: %w", r.err)
 	}
-	// What stays behind does no harm: it ends with its lease, or when the client introduces itself.
+	// A session that stays behind does no harm: it ends with its lease, or when the client introduces itself.
 	if _, err := c.call(opDestroySession, func(w *writer) { w.raw(session) }); err == nil {
 		_, _ = c.call(opDestroyClientID, func(w *writer) { w.long(id) })
 	}
@@ -92,12 +93,12 @@ type client struct {
 	xid   uint32
 }
 
-// call makes a request of one operation, and returns the reader of what follows the operation's status.
+// call makes a request of one operation, and returns a reader of the result after the operation's status.
 func (c *client) call(op uint32, arguments func(*writer)) (*reader, error) {
 	c.xid++
 	w := &writer{}
 	w.numbers(c.xid, rpcCall, rpcVersion, nfsProgram, nfsVersion, compound)
-	w.numbers(authSys, 20, 0, 0, 0, 0, 0) // at no time, by no machine, user 0, group 0, no other groups: as the kernel's client does this
+	w.numbers(authSys, 20, 0, 0, 0, 0, 0) // time 0, no machine name, user 0, group 0, no other groups: like the kernel's client
 	w.numbers(authNone, 0)
 	w.opaque(nil) // no tag
 	w.numbers(c.minor, 1, op)
@@ -173,7 +174,7 @@ func (w *writer) numbers(list ...uint32) {
 
 func (w *writer) long(n uint64) { w.Write(binary.BigEndian.AppendUint64(nil, n)) }
 
-// raw writes bytes whose number is known to both, and is a multiple of 4.
+// raw writes bytes without their number, which both sides know. The number is a multiple of 4.
 func (w *writer) raw(b []byte) { w.Write(b) }
 
 func (w *writer) opaque(b []byte) {

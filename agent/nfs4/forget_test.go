@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answers plays a server: it answers each call with the words that follow the header of an accepted reply.
+// answers plays a server. It answers each call with the words after the header of an accepted reply.
 func answers(t *testing.T, replies ...[]uint32) (net.Conn, chan []byte) {
 	t.Helper()
 	ours, theirs := net.Pipe()

@@ -1,4 +1,5 @@
-// Package speed measures how fast a core of this host computes, so that hosts of different speeds can be given work in proportion.
+// Package speed measures how fast a core of this host computes. With the result, hosts of different speeds get work in
+// proportion.
 package speed
 
 import (
@@ -13,17 +14,20 @@ import (
 )
 
 const (
-	// pieces are short, so that other work of the host hardly waits. Their median leaves out those that were disturbed.
+	// pieces is the number of measurements. They are short, so other work of the host hardly waits. Their median leaves out
+	// disturbed ones.
 	pieces = 9
-	// reference is the time of a piece on a core of speed 1: about one of a server of 2020.
+	// reference is the time of a piece on a core of speed 1, about a core of a server of 2020.
 	reference = 8 * time.Millisecond
-	// places is the number of 8-byte words that the work walks through: more than the first cache has, less than the second.
+	// places is the number of 8-byte words that the work walks through: more than the first-level cache holds, less than the
+	// second-level cache.
 	places = 1 << 15
 	rounds = 1 << 22
 )
 
-// Core returns the speed of one core: 1 for the reference, 2 for one that is twice as fast. It takes about 0.1 s of processor
-// time. What else the host computes meanwhile changes little, because the time of this thread is measured, not that of a clock.
+// Core returns the speed of one core: 1 for the reference, 2 for one that is twice as fast. It takes about 0.1 s of
+// processor time. Other work on the host changes the result little, because Core measures this thread's processor time, not
+// elapsed time.
 func Core() (float64, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -37,7 +41,7 @@ func Core() (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if math.IsNaN(work(table)) { // the result has to be used
+		if math.IsNaN(work(table)) { // use the result
 			return 0, fmt.Errorf("measure the speed of a core: the work went wrong")
 		}
 		ended, err := threadTime()
@@ -46,18 +50,18 @@ func Core() (float64, error) {
 		}
 		took = append(took, ended-begun)
 	}
-	took = took[1:] // the first one has filled the caches
+	took = took[1:] // the first piece filled the caches
 	slices.Sort(took)
 	return rounded(reference.Seconds() / max(took[pieces/2], time.Microsecond).Seconds()), nil
 }
 
-// rounded keeps two digits, so that two measurements of one host are mostly equal.
+// rounded keeps two digits, so that measurements of one host are mostly equal.
 func rounded(speed float64) float64 {
 	two, _ := strconv.ParseFloat(strconv.FormatFloat(speed, 'g', 2, 64), 64)
 	return two
 }
 
-// work computes as simulations do: floating-point arithmetic in a chain, at indexes that depend on integers in memory.
+// work computes as simulations do: chained floating-point arithmetic, at indexes that depend on integers in memory.
 func work(table []uint64) float64 {
 	sum, state := 1.0, uint64(88172645463325252)
 	for range rounds {

@@ -1,6 +1,6 @@
 package throttle
 
-// group.go - control groups with the controller cpu, of version 1 or 2.
+// group.go - control groups with the cpu controller, of version 1 or 2.
 
 import (
 	"cmp"
@@ -20,7 +20,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Names of groups of one vCPU: those that are made here have the thread's id in them, libvirt's the vCPU's number.
+// ownPrefix begins the name of a group that this package makes for one vCPU; the thread's id follows. libvirt's names have
+// the vCPU's number.
 const ownPrefix = "watari-vcpu-"
 
 var (
@@ -28,33 +29,34 @@ var (
 	libvirtsGroup = regexp.MustCompile(`^vcpu\d+$`)
 )
 
-// What the kernel takes for a quota's period, microseconds, and its least quota. A short period has short pauses: a vCPU that
-// is stopped may hold a lock of QEMU's, which then waits until the period ends.
+// Bounds of a quota's period in the kernel, microseconds, and the kernel's least quota. A short period makes short pauses. A
+// paused vCPU may hold a lock of QEMU's, and other threads then wait until the period ends.
 const (
 	leastPeriod = 10_000
 	mostPeriod  = 1_000_000
 	leastQuota  = 1000
 )
 
-// Usual values.
+// Default values.
 const (
 	usualWeight = 100
-	usualShares = 1024 // version 1's counterpart
+	usualShares = 1024 // version 1's equivalent
 	leastShares = 2
 )
 
-// aside is the weight of the groups above guests that give way. A group with this weight got it here.
+// aside is the weight of the groups above guests that give way. Only this package sets this weight.
 const aside = 2
 
 var errNoController = errors.New("the kernel has no control groups for processor time at /sys/fs/cgroup")
 
-// hierarchy is where control groups for processor time are mounted.
+// hierarchy is the place where control groups with the cpu controller are mounted.
 type hierarchy struct {
 	mount, root string // mount point; path of the group that is mounted there
 	v2          bool
 }
 
-// hierarchy finds it. A machine may have version 2 mounted beside version 1, without this controller.
+// hierarchy finds the hierarchy with the cpu controller. A machine may have version 2 mounted beside version 1, without this
+// controller.
 func (t *Throttle) hierarchy() (found hierarchy, err error) {
 	proc, err := procfs.NewFS(t.proc)
 	if err != nil {
@@ -95,7 +97,7 @@ func (h hierarchy) groupOf(thread procfs.Proc) (group, error) {
 		if h.v2 && g.HierarchyID != 0 || !h.v2 && !slices.Contains(g.Controllers, "cpu") {
 			continue
 		}
-		// Both paths are seen from the namespace of control groups in which this process is.
+		// Both paths are seen from this process's namespace of control groups.
 		inside, ok := strings.CutPrefix(g.Path, strings.TrimSuffix(h.root, "/"))
 		if !ok || strings.HasPrefix(inside, "/..") {
 			break
@@ -109,7 +111,8 @@ func (h hierarchy) groupOf(thread procfs.Proc) (group, error) {
 	return group{}, fmt.Errorf("the control group of thread %d is not mounted here: %w", thread.PID, errNoController)
 }
 
-// domain returns the group of the whole guest, of one of libvirt's groups of a vCPU. Under systemd there is one more between.
+// domain returns the group of the whole guest; g is libvirt's group of a vCPU. Under systemd, a group named libvirt is in
+// between.
 func (g group) domain() group {
 	if parent := g.parent(); filepath.Base(parent.dir) != "libvirt" {
 		return parent
@@ -117,13 +120,13 @@ func (g group) domain() group {
 	return g.parent().parent()
 }
 
-// bounds reports whether the group can bound processor time: libvirt makes groups also for other controllers.
+// bounds reports whether the group can bound processor time. libvirt also makes groups for other controllers.
 func (g group) bounds() bool {
 	_, err := os.Stat(filepath.Join(g.dir, g.quotaFile()))
 	return err == nil
 }
 
-// set brings the limits into force in a group that was made here.
+// set applies limits to a group that this package made.
 func (g group) set(limits *v1.GuestLimits) error {
 	return cmp.Or(g.setWeight(limits.GetCpuWeight()), g.bound(limits))
 }
@@ -135,7 +138,7 @@ func (g group) quotaFile() string {
 	return "cpu.cfs_quota_us"
 }
 
-// bound bounds the time of a vCPU's group. It writes only what is to change.
+// bound applies a quota to a vCPU's group. It writes only files whose content changes.
 func (g group) bound(limits *v1.GuestLimits) error {
 	quota, period := quotaOf(limits.GetCpuPermille())
 	if g.v2 {
@@ -151,7 +154,7 @@ func (g group) bound(limits *v1.GuestLimits) error {
 	if have := g.read("cpu.cfs_quota_us"); have == strconv.Itoa(quota) && (quota < 0 || g.read("cpu.cfs_period_us") == strconv.Itoa(period)) {
 		return nil
 	}
-	// Without a quota first: the old one with the new period may be more than the group above has, which the kernel refuses.
+	// Remove the quota first. The old quota with the new period may exceed the parent's, and the kernel refuses that.
 	if err := g.write("cpu.cfs_quota_us", "-1"); err != nil || quota < 0 {
 		return err
 	}
@@ -160,12 +163,13 @@ func (g group) bound(limits *v1.GuestLimits) error {
 	}
 	err := g.write("cpu.cfs_quota_us", strconv.Itoa(quota))
 	if errors.Is(err, unix.EINVAL) {
-		return nil // the group above has less
+		return nil // the parent's quota is lower
 	}
 	return err
 }
 
-// quotaOf returns the quota and its period, microseconds, of so many thousandths of a processor; a quota of -1 is none.
+// quotaOf returns the quota and its period, in microseconds, for a number of thousandths of a processor; a quota of -1 is
+// none.
 func quotaOf(permille uint32) (quota, period int) {
 	if permille == 0 || permille >= 1000 {
 		return -1, 100_000
@@ -174,7 +178,7 @@ func quotaOf(permille uint32) (quota, period int) {
 	return max(period*int(permille)/1000, leastQuota), period
 }
 
-// weightFile returns the file of the weight, and what it has for this one; 0: the usual one.
+// weightFile returns the name of the weight's file, and the value for a weight; 0: the default weight.
 func (g group) weightFile(weight uint32) (name, value string) {
 	if weight == 0 {
 		weight = usualWeight
@@ -192,7 +196,7 @@ func (g group) weighs(weight uint32) bool {
 	return g.read(name) == value
 }
 
-// setWeight writes a weight. A group without a controller has the usual one.
+// setWeight writes a weight. A group without the controller has the default weight.
 func (g group) setWeight(weight uint32) error {
 	name, value := g.weightFile(weight)
 	if have := g.read(name); have == value || have == "" && weight == 0 {
@@ -201,7 +205,7 @@ func (g group) setWeight(weight uint32) error {
 	return g.write(name, value)
 }
 
-// make makes a group for a vCPU below this one. In version 2 it is one of threads: its processes stay in this group.
+// make makes a group for a vCPU below g. In version 2 the new group is threaded: the process stays in g.
 func (g group) make(tid int) (group, error) {
 	own := group{filepath.Join(g.dir, ownPrefix+strconv.Itoa(tid)), g.v2}
 	if err := os.Mkdir(own.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -239,7 +243,7 @@ func (g group) dissolve(tid int) error {
 	return nil
 }
 
-// upwards returns the group and those that contain it, but for the one that contains all of the machine.
+// upwards returns the group and the groups that contain it, without the root group.
 func (h hierarchy) upwards(g group) (list []group) {
 	for ; strings.HasPrefix(g.dir, h.mount+"/"); g = g.parent() {
 		list = append(list, g)
@@ -249,7 +253,7 @@ func (h hierarchy) upwards(g group) (list []group) {
 
 func (g group) parent() group { return group{filepath.Dir(g.dir), g.v2} }
 
-// only reports whether the group and those below it have no other processes than these, by id.
+// only reports whether the group and the groups below it have no processes but these; processes has their ids.
 func (g group) only(processes map[string]bool) bool {
 	err := filepath.WalkDir(g.dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Base(path) != "cgroup.procs" {
@@ -261,7 +265,7 @@ func (g group) only(processes map[string]bool) bool {
 				return errors.New("another process: " + process)
 			}
 		}
-		// The processes of a group of threads are those of the group above.
+		// A threaded group does not list its processes; the group above does.
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return nil
 		}
@@ -270,12 +274,12 @@ func (g group) only(processes map[string]bool) bool {
 	return err == nil
 }
 
-// setAside lowers the weight of g and the groups above it, as far as they have only these processes. It leaves an administrator's
-// weights alone.
+// setAside lowers the weight of g and the groups above it, as long as they have only these processes. It does not change a
+// weight that an administrator has set.
 func (h hierarchy) setAside(g group, processes map[string]bool) error {
 	for _, g := range h.upwards(g) {
 		if !g.only(processes) {
-			return h.restore(g) // another's process has come
+			return h.restore(g) // a process of somebody else is in the group
 		}
 		if g.weighs(0) {
 			if err := g.setWeight(aside); err != nil {
@@ -286,7 +290,7 @@ func (h hierarchy) setAside(g group, processes map[string]bool) error {
 	return nil
 }
 
-// restore ends what setAside does.
+// restore undoes setAside.
 func (h hierarchy) restore(g group) error {
 	for _, g := range h.upwards(g) {
 		if g.weighs(aside) {
@@ -298,13 +302,13 @@ func (h hierarchy) restore(g group) error {
 	return nil
 }
 
-// read returns a file's line; empty: there is none.
+// read returns a file's line; "": there is no such file.
 func (g group) read(name string) string {
 	text, _ := os.ReadFile(filepath.Join(g.dir, name))
 	return strings.TrimSpace(string(text))
 }
 
-// write writes to a file that the kernel has made.
+// write writes to a file of the kernel.
 func (g group) write(name, value string) error {
 	file, err := os.OpenFile(filepath.Join(g.dir, name), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -317,7 +321,7 @@ func (g group) write(name, value string) error {
 	return nil
 }
 
-// setIdle lets a thread run only when nothing else wants its processor, or ends that.
+// setIdle makes a thread run only when no other thread wants its processor, or ends that.
 func setIdle(tid int, idle bool) error {
 	have, err := unix.SchedGetAttr(tid, 0)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package throttle makes guests give way to other programs of their host. All threads of a bounded guest's QEMU run last among
-// the threads of their control group (SCHED_IDLE). The threads that run guest code (vCPUs) have a bounded share of time besides;
-// the others carry migrations, which use whatever time is left.
+// Package throttle makes guests give way to other programs of their host. All threads of a limited guest's QEMU are
+// SCHED_IDLE: they run last among the threads of their control group. The threads that run guest code (vCPUs) also have a
+// bounded share of processor time. The other threads carry migrations, which may use any idle time.
 //
-// It writes to the control groups of these threads by itself, and not through libvirt, for three reasons. libvirt changes no
-// domain that it migrates, and guests have to be slowed down above all while they leave. What libvirt knows of it would travel
-// with the guest. And a guest has to make way for its host's owner even if libvirt's daemon hangs.
+// Throttle writes to the control groups of these threads directly, not through libvirt, for three reasons. libvirt changes
+// no domain that it is migrating, and guests must be slowed down above all while they leave. A limit that libvirt knows
+// would travel with the guest. And a guest must give way to its host's owner even if libvirt's daemon hangs.
 package throttle
 
 import (
@@ -24,13 +24,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Throttle bounds guests of one host. It remembers nothing that it needs after a restart: it looks at what is in force.
+// Throttle limits guests of one host. It needs no memory across a restart: it reads the limits in force from the kernel.
 type Throttle struct {
-	proc string // /proc but in tests
+	proc string // /proc except in tests
 
 	mu      sync.Mutex
-	made    map[string]bool // groups that were made here, and perhaps are still there
-	limited map[string]bool // processes that are limited, by id
+	made    map[string]bool // groups that this package made and that may still exist
+	limited map[string]bool // pids of processes that are limited
 }
 
 // New returns a throttle of this host's guests.
@@ -38,9 +38,9 @@ func New() *Throttle {
 	return &Throttle{proc: "/proc", made: map[string]bool{}, limited: map[string]bool{}}
 }
 
-// Limit brings the limits of a guest's process into force; nil: none, as usual. It may be repeated. A process that has ended,
-// or has no vCPU yet, is no error. If the host cannot bound processor time, Limit returns an *IncapableError; the guest gives
-// way all the same.
+// Limit applies limits to a guest's process; nil removes them. It may be called again with the same limits. A process that
+// has ended, or has no vCPU yet, is no error. If the host cannot bound processor time, Limit returns an *IncapableError; the
+// guest's threads are SCHED_IDLE all the same.
 func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,7 +66,7 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	return failed
 }
 
-// note notes whether a process is limited, and forgets those that have ended.
+// note records whether a process is limited, and removes processes that have ended from the record.
 func (t *Throttle) note(pid int, limited bool) {
 	for process := range t.limited {
 		if id, _ := strconv.Atoi(process); t.ended(id) {
@@ -80,12 +80,13 @@ func (t *Throttle) note(pid int, limited bool) {
 	}
 }
 
-// behind is how nice this process is while it gives way: others have nine times its weight. It has to go on, so that guests can
-// leave also if the owner's programs use all processors.
+// behind is the niceness of this process while it gives way: other processes have nine times its weight. This process must
+// not stop: it has to move guests away even if the owner's programs use all processors.
 const behind = 10
 
-// GiveWay lets this process give way to others, or ends that. New threads are like those that make them. Its end is also that of
-// the low weight of all guests' groups: the guests may have left.
+// GiveWay lowers this process's priority, or restores it. A new thread inherits the priority of the thread that makes it.
+// When GiveWay restores the priority, it also restores the weight of the groups above guests, because no guest that lowered
+// it may be left.
 func (t *Throttle) GiveWay(giveWay bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,8 +111,8 @@ func (t *Throttle) GiveWay(giveWay bool) error {
 	return err
 }
 
-// Sweep removes the control groups of guests that have ended, and reports whether others, which were made here, are left. The
-// kernel refuses to remove a group with threads.
+// Sweep removes the control groups of guests that have ended, and reports whether groups that this package made are left.
+// The kernel refuses to remove a group with threads.
 func (t *Throttle) Sweep() (left bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,7 +124,7 @@ func (t *Throttle) Sweep() (left bool) {
 	return len(t.made) > 0
 }
 
-// IncapableError says that a host cannot bound the processor time of guests.
+// IncapableError means that a host cannot bound the processor time of guests.
 type IncapableError struct{ Reason error }
 
 func (e *IncapableError) Error() string {
@@ -135,7 +136,7 @@ func (e *IncapableError) Error() string {
 // Unwrap returns the reason.
 func (e *IncapableError) Unwrap() error { return e.Reason }
 
-// limitThread brings the limits of one of QEMU's threads into force.
+// limitThread applies limits to one of QEMU's threads, through its control group.
 func (t *Throttle) limitThread(h hierarchy, pid int, thread procfs.Proc, limits *v1.GuestLimits) error {
 	err := t.limitGroup(h, pid, thread, limits)
 	if err == nil || limits == nil && errors.Is(err, errNoController) {
@@ -144,15 +145,15 @@ func (t *Throttle) limitThread(h hierarchy, pid int, thread procfs.Proc, limits 
 	return &IncapableError{err}
 }
 
-// limitGroup does it by the thread's control group. If libvirt has the controller, there is a group for each domain with groups
-// for its parts; otherwise a group for each vCPU is made below the group in which the thread is.
+// limitGroup applies limits to a thread's control group. If libvirt uses the cpu controller, each domain has a group with
+// groups for its vCPUs. Otherwise limitGroup makes a group for each vCPU below the group of the thread.
 func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *v1.GuestLimits) error {
 	g, err := h.groupOf(thread)
 	if err != nil {
 		return err
 	}
 	if !t.isVCPU(pid, thread.PID) {
-		return nil // in a group of little weight, the threads that carry a move would begin it seconds later
+		return nil // with a low weight, the threads that carry a move would start it seconds later
 	}
 	base := filepath.Base(g.dir)
 	ours := ownGroup.MatchString(base)
@@ -179,7 +180,7 @@ func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *
 	return own.enter(thread.PID)
 }
 
-// weigh gives a domain its weight. While no other machine is in the groups above, they give way, too.
+// weigh gives a domain's group its weight. While the groups above contain only limited guests, it lowers their weight, too.
 func (t *Throttle) weigh(h hierarchy, domain group, limits *v1.GuestLimits) error {
 	if err := domain.setWeight(limits.GetCpuWeight()); err != nil {
 		return err
@@ -196,7 +197,7 @@ func (t *Throttle) ended(id int) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// find notes groups of guests that have ended, which an earlier agent has made.
+// find adds groups that an earlier agent made for guests to t.made.
 func (t *Throttle) find(parent group) {
 	left, _ := filepath.Glob(filepath.Join(parent.dir, ownPrefix+"*"))
 	for _, dir := range left {
@@ -204,7 +205,7 @@ func (t *Throttle) find(parent group) {
 	}
 }
 
-// threads returns the threads of a process; none: it has ended.
+// threads returns the threads of a process; none: the process has ended.
 func (t *Throttle) threads(pid int) ([]procfs.Proc, error) {
 	proc, err := procfs.NewFS(t.proc)
 	if err != nil {

@@ -25,7 +25,7 @@ func TestTheQuotaIsAsShortAsTheKernelAllows(t *testing.T) {
 	}
 }
 
-// pretend is a process table and control groups made of files: what it is on machines that this one is not.
+// pretend is a process table and control groups made of files. It stands for machines that are set up unlike this one.
 type pretend struct {
 	t    *testing.T
 	root string
@@ -92,7 +92,7 @@ func TestAGroupOfVersion2IsMadeForThreads(t *testing.T) {
 	pid := p.vcpu("0::/host")
 	own := "cg/host/watari-vcpu-" + strconv.Itoa(pid)
 	for _, name := range []string{"cg/host/cgroup.subtree_control", own + "/cgroup.type", own + "/cgroup.threads", own + "/cpu.max", own + "/cpu.weight"} {
-		p.write(name, "") // as the kernel makes them
+		p.write(name, "") // the kernel creates these files
 	}
 	if err := p.Limit(pid, &v1.GuestLimits{CpuPermille: 100}); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestAPathInANamespaceOfControlGroups(t *testing.T) {
 	}
 }
 
-// A thread of this test is a busy vCPU: nothing is pretended.
+// A thread of this test is a busy vCPU, and the kernel's control groups are real.
 func TestAVCPUIsSlowedDownAndGoesOn(t *testing.T) {
 	limiter := New()
 	h, err := limiter.hierarchy()
@@ -168,7 +168,7 @@ func TestAVCPUIsSlowedDownAndGoesOn(t *testing.T) {
 	}
 	tid, stop := make(chan int), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and ends the thread with the goroutine
+		runtime.LockOSThread() // so the thread ends with the goroutine
 		if err := os.WriteFile("/proc/thread-self/comm", []byte("CPU 0/TCG"), 0); err != nil {
 			t.Error(err)
 		}
@@ -200,13 +200,13 @@ func TestAVCPUIsSlowedDownAndGoesOn(t *testing.T) {
 		return (last.CPUTime() - first.CPUTime()) / time.Since(begun).Seconds()
 	}
 	free := used(500 * time.Millisecond)
-	for range 2 { // it may be repeated
+	for range 2 { // a second call changes nothing
 		if err := limiter.Limit(os.Getpid(), &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}); err != nil {
 			t.Skipf("needs to make control groups for processor time: %v", err)
 		}
 	}
 	slow := used(2 * time.Second)
-	again := New() // a new agent's
+	again := New() // a restarted agent
 	if err := again.Limit(os.Getpid(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestAVCPUIsSlowedDownAndGoesOn(t *testing.T) {
 	}
 }
 
-// What an ended guest or agent has left is removed.
+// Sweep removes the groups that ended guests and agents left.
 func TestGroupsOfEndedGuestsAreRemoved(t *testing.T) {
 	p := newPretend(t, "/ @/cg rw,relatime - cgroup2 cgroup2 rw")
 	pid := p.vcpu("0::/host")
@@ -249,10 +249,10 @@ func TestGroupsOfEndedGuestsAreRemoved(t *testing.T) {
 	}
 }
 
-// slice is where systemd has all machines.
+// slice is systemd's group for all machines.
 const slice = "cg/machine.slice"
 
-// newSlice pretends that a slice has one machine, a guest.
+// newSlice makes a slice with one machine, a guest.
 func newSlice(t *testing.T) (p *pretend, pid int) {
 	const scope = slice + "/machine-qemu1.scope"
 	p = newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
@@ -264,7 +264,7 @@ func newSlice(t *testing.T) (p *pretend, pid int) {
 	return p, pid
 }
 
-// Above a domain are groups in which all guests are, and perhaps others.
+// The groups above a domain contain all guests, and perhaps other machines.
 func TestGroupsWithNothingButGuestsGiveWay(t *testing.T) {
 	p, pid := newSlice(t)
 	p.write(slice+"/machine-qemu2.scope/cgroup.procs", "4194305\n") // somebody's machine
@@ -279,9 +279,9 @@ func TestGroupsWithNothingButGuestsGiveWay(t *testing.T) {
 	limit(limits, "100\n")
 	p.write(slice+"/machine-qemu2.scope/cgroup.procs", "")
 	limit(limits, "2")
-	p.Throttle = &Throttle{proc: p.proc, made: map[string]bool{}, limited: map[string]bool{}} // a new agent's
+	p.Throttle = &Throttle{proc: p.proc, made: map[string]bool{}, limited: map[string]bool{}} // a restarted agent
 	limit(nil, "100")
-	p.write(slice+"/cpu.weight", "30\n") // an administrator's
+	p.write(slice+"/cpu.weight", "30\n") // set by an administrator
 	limit(limits, "30\n")
 	limit(nil, "30\n")
 }
@@ -293,7 +293,7 @@ func TestThisProcessGivesWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return 20 - have // as the system call counts
+		return 20 - have // the system call's numbering
 	}
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -309,7 +309,7 @@ func TestThisProcessGivesWay(t *testing.T) {
 	}
 }
 
-// The guest that was limited leaves, and then the owner starts a machine: it has its usual weight.
+// A limited guest leaves, and then the owner starts a machine, which has its usual weight.
 func TestTheOwnersMachinesKeepTheirWeight(t *testing.T) {
 	p, pid := newSlice(t)
 	limits := &v1.GuestLimits{CpuWeight: 7, CpuPermille: 5}

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrAbsent says that a host has no byte of a blob yet.
-var ErrAbsent = errors.New("nothing of it is there yet")
+var ErrAbsent = errors.New("that host has no byte of it yet")
 
 // Fetch opens a blob of another host at an offset in bytes. The stream ends where that host's copy ends, so the caller
 // must check length and hash. It may fail with ErrAbsent.

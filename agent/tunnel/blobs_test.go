@@ -87,13 +87,14 @@ func TestOnlyHostsFetchBlobs(t *testing.T) {
 	}
 }
 
-// A blob that is still being fetched at its holder has no more bytes for a while; a reader that leaves ends the reading.
+// A blob that its holder is still fetching has no more bytes for a while. If the reader closes its connection, the sending
+// ends.
 func TestAReaderThatLeavesEndsTheSending(t *testing.T) {
 	reader, holder := twoHosts(t)
 	ended := make(chan struct{})
 	holder.config.Blobs = func(ctx context.Context, _ ca.Identity, _ string, _ int64) (io.ReadCloser, error) {
 		context.AfterFunc(ctx, func() { close(ended) })
-		r, _ := net.Pipe() // nothing comes
+		r, _ := net.Pipe() // no bytes arrive
 		context.AfterFunc(ctx, func() { r.Close() })
 		return r, nil
 	}

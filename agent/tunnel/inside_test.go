@@ -10,7 +10,7 @@ func TestAHostThatCannotBeDialledIsReachedInsideWireGuard(t *testing.T) {
 	for _, only := range []bool{false, true} {
 		source, target := twoHosts(t)
 		_, port, _ := net.SplitHostPort(target.address)
-		// Nothing listens at the address that the manager knows, but at the one inside WireGuard.
+		// Nothing listens at the address that the manager knows. The host listens at its address inside WireGuard.
 		shut, err := net.Listen("tcp", "127.0.0.2:"+port)
 		if err != nil {
 			t.Skipf("127.0.0.2: %v", err)

@@ -20,7 +20,7 @@ import (
 	"watari/ca"
 )
 
-// Order describes a migration to send.
+// Order describes a migration to be sent.
 type Order struct {
 	Migration     string
 	MigrateSocket string // path to which this host's QEMU sends the guest's memory
@@ -34,7 +34,7 @@ const tunnelDir = "tunnel"
 
 // Outgoing is the source's end of a tunnel to a target.
 type Outgoing struct {
-	LibvirtSocket, MigrateSocket string // paths at this end
+	LibvirtSocket, MigrateSocket string // paths on this host
 
 	cancel    context.CancelFunc
 	listeners []net.Listener
@@ -47,7 +47,8 @@ type Outgoing struct {
 	err error
 }
 
-// Sent returns how many bytes of the guest went to the target, compressed; 0: they are not counted, because its agent is of an earlier version.
+// Sent returns how many bytes were sent to the target, after compression; 0: they are not counted, because the target's
+// agent is of an earlier version.
 func (o *Outgoing) Sent() uint64 { return o.sent.Load() }
 
 // Open makes the sockets whose connections the tunnel forwards to a target. It fails if the target does not expect the
@@ -93,8 +94,8 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Only the host's libvirt daemon, which is root, may connect. The first socket would give others root's rights at
-	// the target, the second the guest's memory.
+	// Only the host's libvirt daemon, which is root, may connect. The first socket would give others root's rights on the
+	// target, the second one the guest's memory.
 	if err := restrict(path); err != nil {
 		listener.Close()
 		return nil, err
@@ -102,8 +103,8 @@ func listenUnix(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// restrict permits only the owner to connect to a socket. It follows no link: QEMU's user owns the folder, and may have
-// replaced the socket.
+// restrict lets only the owner connect to a socket. It follows no link: QEMU's user owns the folder, and may have replaced
+// the socket.
 func restrict(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -189,7 +190,7 @@ func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text stri
 	return conn, err
 }
 
-// ask is connect, and returns what the other host says.
+// ask does what connect does, and also returns the other host's answer.
 func (t *Tunnels) ask(ctx context.Context, to Peer, socket Socket, text string) (conn *tls.Conn, said string, err error) {
 	if conn, err = t.reach(ctx, to); err != nil {
 		return nil, "", err
@@ -205,8 +206,8 @@ func (t *Tunnels) ask(ctx context.Context, to Peer, socket Socket, text string) 
 	return conn, said, nil
 }
 
-// reach opens a connection to another host: directly, or else inside WireGuard, which leads to hosts that only dial out, and
-// through relays.
+// reach opens a connection to another host: directly, or else inside WireGuard. Connections inside WireGuard also reach
+// hosts that only dial out, and pass relays.
 func (t *Tunnels) reach(ctx context.Context, to Peer) (*tls.Conn, error) {
 	inside, only := t.insideOf(to)
 	if inside == "" {
@@ -233,8 +234,8 @@ func (t *Tunnels) reach(ctx context.Context, to Peer) (*tls.Conn, error) {
 	return conn, nil
 }
 
-// dialInside opens a connection inside WireGuard. A host that WireGuard does not reach yet does not answer; one whose agent does
-// not run refuses at once.
+// dialInside opens a connection inside WireGuard. It tries again after a timeout, because WireGuard may not reach the host
+// yet. It does not after a refusal, which means that the host's agent does not run.
 func (t *Tunnels) dialInside(ctx context.Context, to Peer, address string) (conn *tls.Conn, err error) {
 	for until := time.Now().Add(insideTimeout); time.Now().Before(until); {
 		conn, err = t.dialHost(ctx, to, address, insideAttempt)
@@ -246,7 +247,8 @@ func (t *Tunnels) dialInside(ctx context.Context, to Peer, address string) (conn
 	return nil, err
 }
 
-// insideOf returns a host's tunnel inside WireGuard, host:port; empty: there is none.
+// insideOf returns the address of a host's tunnel inside WireGuard, host:port, or "" if there is none; only: the host cannot
+// be dialled directly.
 func (t *Tunnels) insideOf(to Peer) (address string, only bool) {
 	if t.config.Inside == nil {
 		return "", false
@@ -259,7 +261,7 @@ func (t *Tunnels) insideOf(to Peer) (address string, only bool) {
 	return net.JoinHostPort(inside.String(), port), only
 }
 
-// isShut reports whether dialling an address has failed lately.
+// isShut reports whether dialling an address failed within shutFor.
 func (t *Tunnels) isShut(address string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,6 +1,6 @@
 package tunnel
 
-// packed.go - a guest's memory in frames, each compressed where that makes the transfer shorter.
+// packed.go - sends a guest's memory in frames, and compresses a frame if that makes the transfer faster.
 
 import (
 	"encoding/binary"
@@ -18,14 +18,14 @@ const (
 	mostFrame = 256 << 10
 	// packedBit marks the length of a frame that is compressed.
 	packedBit = 1 << 31
-	// memoryOfPace is after how many bytes what was measured counts half.
-	memoryOfPace = 4 << 20
-	// probeEvery is every which frame is compressed to see what that gives, although it was not worth it before.
+	// halfLifeBytes is the number of bytes after which a measurement counts half.
+	halfLifeBytes = 4 << 20
+	// probeEvery: every 64th frame is compressed for a new measurement, even if compression was slower before.
 	probeEvery = 64
 )
 
-// pace tells whether compressing makes a transfer shorter. All that happens to a byte happens one after the other: it is compressed, or
-// not, and written, which takes as long as the link does when the connection's buffer is full.
+// pace decides whether compression makes a transfer faster. Compressing and writing do not overlap, so their times add up. A
+// write takes as long as the link does when the connection's buffer is full.
 type pace struct {
 	link    cost    // of writing a byte to the connection
 	packing cost    // of compressing a byte
@@ -37,18 +37,18 @@ type pace struct {
 type average struct{ sum, weight float64 }
 
 func (a *average) add(sum float64, bytes int) {
-	keep := 1 / (1 + float64(bytes)/memoryOfPace)
+	keep := 1 / (1 + float64(bytes)/halfLifeBytes)
 	a.sum, a.weight = a.sum*keep+sum, a.weight*keep+float64(bytes)
 }
 
 func (a *average) value() float64 { return a.sum / max(a.weight, 1) }
 
-// cost is seconds for a byte.
+// cost is an average of seconds for a byte.
 type cost struct{ average }
 
 func (c *cost) add(took time.Duration, bytes int) { c.average.add(took.Seconds(), bytes) }
 
-// packs tells whether to compress the next frame.
+// packs reports whether to compress the next frame.
 func (p *pace) packs() bool {
 	p.frames++
 	if p.packing.weight == 0 || p.frames%probeEvery == 0 {
@@ -57,7 +57,7 @@ func (p *pace) packs() bool {
 	return p.packing.value() < p.link.value()*(1-p.ratio.value())
 }
 
-// copyPacked writes what it reads in frames, until from ends. It adds the bytes that it writes to sent.
+// copyPacked copies from from to to in frames, until from ends. It adds the bytes that it writes to sent.
 func copyPacked(to io.Writer, from io.Reader, sent *atomic.Uint64) error {
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(mostFrame))
 	if err != nil {
@@ -78,7 +78,7 @@ func copyPacked(to io.Writer, from io.Reader, sent *atomic.Uint64) error {
 				p.ratio.add(float64(len(frame)-4), n)
 				length = uint32(len(frame)-4) | packedBit
 			}
-			if len(frame) == 4 || len(frame)-4 >= n { // it was not compressed, or to no avail
+			if len(frame) == 4 || len(frame)-4 >= n { // not compressed, or not smaller
 				frame, length = append(frame[:4], content[:n]...), uint32(n)
 			}
 			binary.BigEndian.PutUint32(frame, length)
@@ -98,7 +98,7 @@ func copyPacked(to io.Writer, from io.Reader, sent *atomic.Uint64) error {
 	}
 }
 
-// copyUnpacked writes the content of the frames that it reads, until from ends.
+// copyUnpacked copies the content of frames from from to to, until from ends.
 func copyUnpacked(to io.Writer, from io.Reader) error {
 	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(mostFrame))
 	if err != nil {

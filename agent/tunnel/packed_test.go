@@ -84,7 +84,7 @@ func TestOnlyWhatTheLinkSlowsDownIsPacked(t *testing.T) {
 			t.Errorf("%s: %d of %d frames are compressed", c.name, packed, 100*probeEvery)
 		}
 	}
-	var p pace // what changes is noticed
+	var p pace // p adapts to changes
 	p.link.add(time.Second, 1<<20)
 	p.link.add(time.Millisecond, 64<<20)
 	if p.link.value() > 0.2/(1<<20) {

@@ -1,7 +1,7 @@
-// Package tunnel carries data between hosts, over TCP with TLS 1.3 and both hosts' certificates. For a migration it
-// forwards the Unix sockets that libvirt and QEMU use at both ends. A target admits only migrations that it was told to
-// expect. If a tunnel breaks, the migration fails and the guest is not lost. The tunnel also carries blobs: parts of
-// images and packed templates.
+// Package tunnel carries data between hosts, over TCP with TLS 1.3 and both hosts' certificates. For a migration it forwards
+// the Unix sockets that libvirt and QEMU use at both ends. A target admits only migrations that the agent has announced with
+// Expect. If a tunnel breaks, the migration fails and the guest is not lost. The tunnel also carries blobs (parts of images
+// and packed templates) and connections to volumes.
 package tunnel
 
 import (
@@ -27,30 +27,29 @@ import (
 const DefaultPort = 7071
 
 const (
-	// bufferSize is for copying, bytes.
+	// bufferSize is the size of a copying buffer, bytes.
 	bufferSize = 256 << 10
-	// headerLimit bounds the bytes that are read from a host before it is known.
+	// headerLimit bounds the bytes that are read from a host before the host is known.
 	headerLimit = 256
 	dialTimeout = 10 * time.Second
 	// directTimeout is for dialling a host that can also be reached inside WireGuard.
 	directTimeout = 3 * time.Second
-	// insideTimeout is for dialling a host inside WireGuard, by attempts of insideAttempt: it may take a while until a relay has
-	// been found.
+	// insideTimeout is for dialling a host inside WireGuard, in attempts of insideAttempt: finding a relay may take a while.
 	insideTimeout = 15 * time.Second
 	insideAttempt = 3 * time.Second
-	// shutFor is how long a host is not dialled after that has failed.
+	// shutFor is how long a host is not dialled directly after that failed.
 	shutFor = 5 * time.Minute
 	// mostAnswer bounds a message of this host's libvirt, bytes (VIR_NET_MESSAGE_MAX).
 	mostAnswer = 32 << 20
-	// refusedTime is how long a source may go on asking what is refused.
+	// refusedTime is how long a source whose call was refused may go on making calls.
 	refusedTime = 10 * time.Second
-	// accepted answers a header.
+	// accepted and refused answer a header.
 	accepted, refused = 0, 1
-	// absent answers a request for a blob if the host has no byte of it yet.
+	// absent answers a request for a blob of which the host has no byte yet.
 	absent = 2
 )
 
-// Socket is what a connection is for: one of the two sockets of a migration, or a blob.
+// Socket tells what a connection is for: one of the two sockets of a migration, a blob, a volume, or a probe.
 type Socket byte
 
 const (
@@ -62,11 +61,11 @@ const (
 	blob Socket = 4
 	// volume leads to a volume.
 	volume Socket = 5
-	// packed is QEMU, with what is sent to it in frames that may be compressed.
+	// packed is QEMU's socket; what is sent to it is in frames that may be compressed.
 	packed Socket = 6
 )
 
-// Config says where a host's tunnels end.
+// Config configures a host's tunnels.
 type Config struct {
 	// TLS is for both directions (ca.PeerTLS). This package checks the other host's identity.
 	TLS    *tls.Config
@@ -76,22 +75,24 @@ type Config struct {
 	LibvirtSockets []string
 	// Blobs opens a blob for another host, whose certificate has the identity id; nil: this host has no blobs.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
-	// Volume returns the socket at which a volume is served to another host, whose certificate has the identity id, and a context that
-	// ends when that host may use it no longer; nil: this host has no volumes.
+	// Volume returns the socket at which a volume is served to another host, whose certificate has the identity id. It also
+	// returns a context that ends when that host may no longer use the volume. nil: this host has no volumes.
 	Volume func(id ca.Identity, uid string) (socket string, allowed context.Context, err error)
-	// Inside returns a host's address inside WireGuard, which also leads to hosts that cannot be dialled; invalid: it has none for
-	// this host. only: the host cannot be dialled. nil: there are no such addresses.
+	// Inside returns a host's address inside WireGuard, which also leads to hosts that cannot be dialled directly. The
+	// address is invalid if the host has none for this host. only: the host cannot be dialled directly. nil: there are no
+	// such addresses.
 	Inside func(host string) (address netip.Addr, only bool)
 	Log    *slog.Logger
 }
 
-// Expected is a migration that may come in.
+// Expected is an incoming migration that is expected.
 type Expected struct {
 	Migration, Source string
 	SourceUID         string // in the source's certificate; "": any host of that name
 	MigrateSocket     string // path at which this host's QEMU listens for the guest's memory
 	Name              string // the guest's
-	// Describe returns the description that libvirt is to have of the guest, given the source's, or why that is refused.
+	// Describe takes the source's description of the guest, and returns the one for this host's libvirt. An error refuses
+	// the migration.
 	Describe func(xml string) (string, error)
 	// Admit is called before each connection is admitted; an error refuses it.
 	Admit func() error
@@ -106,11 +107,11 @@ type Tunnels struct {
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
-	shut     map[string]time.Time         // when a host could not be dialled but reached inside WireGuard, by its address
+	shut     map[string]time.Time         // since when a host was reached only inside WireGuard, by its address
 }
 
-// New makes the tunnels of a host. Serve admits other hosts. Sockets that a killed agent left are removed: nobody listens
-// at them any more.
+// New makes the tunnels of a host. Serve accepts other hosts' connections. New removes sockets that a killed agent left:
+// nobody listens on them any more.
 func New(config Config) *Tunnels {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -244,10 +245,11 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	splice(conn, local, copyAll, receive)
 }
 
-// guard copies between the source's libvirt and this host's, as long as the source keeps to the migration.
+// guard copies between the source's libvirt and this host's, until either ends or the source sends a message that is no part
+// of the migration.
 func (t *Tunnels) guard(conn *tls.Conn, local net.Conn, e Expected) {
 	guest := gate.Guest{Domain: domain.NamePrefix + e.Name, Socket: e.MigrateSocket, Describe: e.Describe}
-	var mu sync.Mutex // whole messages go to the source
+	var mu sync.Mutex // for writing whole messages to conn, and for refused
 	refused := false
 	both(func() {
 		err := guest.Pass(local, conn, func(answer []byte) {
@@ -284,7 +286,7 @@ func (t *Tunnels) guard(conn *tls.Conn, local net.Conn, e Expected) {
 	})
 }
 
-// enter connects to the local socket at the end of a tunnel.
+// enter connects to the local socket of a migration's connection.
 func (t *Tunnels) enter(ctx context.Context, e Expected, socket Socket) (conn net.Conn, err error) {
 	paths := t.config.LibvirtSockets
 	if socket == QEMU || socket == packed {

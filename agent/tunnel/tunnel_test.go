@@ -59,7 +59,8 @@ func twoHosts(t *testing.T) (source, target *host) {
 	return newHost(t, authority, "a1"), newHost(t, authority, "b1")
 }
 
-// listen makes a Unix socket that returns what it is sent, in capitals, when the sender has ended.
+// listen makes a Unix socket. When a client has closed its sending side, the socket returns what the client sent, in
+// capitals.
 func listen(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -160,13 +161,13 @@ func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	cancel() // libvirt is to break the transfer off, and needs the way for that
+	cancel() // libvirt needs the connection to cancel the transfer
 	if got := converse(t, out.LibvirtSocket, signOfLife); !bytes.Equal(got, bytes.ToUpper(signOfLife)) {
 		t.Errorf("%q came back", got)
 	}
 }
 
-// A source that belongs to a stranger says more to the target's libvirt than a migration needs.
+// A stranger's source calls more of the target's libvirt than a migration needs.
 func TestASourceThatSaysMoreIsCutOff(t *testing.T) {
 	source, target := twoHosts(t)
 	listen(t, target.config.LibvirtSockets[0])
@@ -220,7 +221,7 @@ func TestOnlyTheAnnouncedIsLetIn(t *testing.T) {
 	if _, err := source.Open(t.Context(), order(source, target)); err == nil {
 		t.Error("let in after it was not expected any more")
 	}
-	// A host of another authority.
+	// stranger is a host of another certificate authority.
 	stranger, _ := twoHosts(t)
 	target.Expect(Expected{Migration: "m1", Source: "a1"})
 	if _, err := stranger.Open(t.Context(), order(source, target)); err == nil {
@@ -258,7 +259,7 @@ func TestDropEndsWhatWasLetIn(t *testing.T) {
 	}
 }
 
-// shortListener fails at first, as one does for want of descriptors.
+// shortListener fails at first, as a listener does when descriptors run out.
 type shortListener struct {
 	net.Listener
 	failed bool

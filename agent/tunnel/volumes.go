@@ -13,7 +13,7 @@ import (
 	"watari/ca"
 )
 
-// Volume carries a local connection to a volume of another host, until either end or ctx ends it.
+// Volume forwards a local connection to a volume of another host, until either end closes it or ctx ends.
 func (t *Tunnels) Volume(ctx context.Context, local net.Conn, from Peer, uid string) error {
 	remote, err := t.connect(ctx, from, volume, uid)
 	if err != nil {
@@ -26,7 +26,7 @@ func (t *Tunnels) Volume(ctx context.Context, local net.Conn, from Peer, uid str
 	return nil
 }
 
-// serveVolume carries a host's connection to a volume of this host.
+// serveVolume forwards another host's connection to a volume of this host.
 func (t *Tunnels) serveVolume(ctx context.Context, conn *tls.Conn, id ca.Identity, uid string) {
 	local, allowed, err := t.openVolume(ctx, id, uid)
 	if err != nil {

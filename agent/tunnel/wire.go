@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The header is a byte for the socket, two for the length of a text, and the text: the migration's id, a volume's uid, or the digest
-// of a blob and the offset from which to read. The answer is a byte, two for the length of a text, and the text.
+// The header is a byte for the socket, two for the length of a text, and the text: the migration's id, a volume's uid, or
+// the digest of a blob and the offset from which to read. The answer is a byte, two for the length of a text, and the text.
 
 func writeHeader(w io.Writer, migration string, socket Socket) error {
 	return writeFrame(w, byte(socket), migration)
@@ -43,10 +43,11 @@ func answer(w io.Writer, err error) {
 	writeFrame(w, kind, text[:min(len(text), headerLimit)])
 }
 
-// unpacks is the text of the answer to a probe by a host that takes packed connections. An agent of an earlier version sends none.
+// unpacks is the answer's text to a probe from a host that accepts packed connections. An agent of an earlier version sends
+// no text.
 const unpacks = "unpacks"
 
-// readAnswer returns the text of an answer that accepts.
+// readAnswer returns the text of an accepting answer. Any other answer is an error.
 func readAnswer(r io.Reader) (string, error) {
 	kind, text, err := readFrame(r)
 	if err != nil {
@@ -82,7 +83,7 @@ func readFrame(r io.Reader) (kind byte, text string, err error) {
 	return head[0], string(body), err
 }
 
-// splice copies in both directions until both have ended, each in its own way. It passes on the end of each direction.
+// splice copies in both directions with toA and toB, until both have ended. It passes on the end of each direction.
 func splice(a *tls.Conn, b net.Conn, toA, toB func(io.Writer, io.Reader)) {
 	both(func() {
 		toA(a, b)
@@ -93,7 +94,7 @@ func splice(a *tls.Conn, b net.Conn, toA, toB func(io.Writer, io.Reader)) {
 	})
 }
 
-// both runs two functions at a time, and returns when both have returned.
+// both runs two functions at the same time, and returns when both have returned.
 func both(a, b func()) {
 	var group sync.WaitGroup
 	group.Go(a)

@@ -40,7 +40,7 @@ type Config struct {
 	Name      string
 	PKIDir    string // <state>/pki: key.pem, certificate.pem, ca.pem
 	TokenFile string // needed until the host has joined
-	// Removed is called at each attempt to connect at which a manager says that the host was removed. It may be nil.
+	// Removed is called whenever a manager refuses a connection because the host was removed. It may be nil.
 	Removed func()
 	Log     *slog.Logger
 }
@@ -53,7 +53,7 @@ type Uplink struct {
 	mu      sync.Mutex
 	pem     Identity
 	tls     *tls.Config
-	manager string // the one connected last
+	manager string // the last one connected
 }
 
 // Identity is the host's certificate, its key and the authority's certificate, PEM.

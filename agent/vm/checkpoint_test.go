@@ -1,7 +1,7 @@
 package vm
 
-// checkpoint_test.go - snapshots together with what uses them: the process that stops guests (package hold), and files
-// (package checkpoint).
+// checkpoint_test.go - snapshots together with their users: the process that stops guests (package hold), and files (package
+// checkpoint).
 
 import (
 	"context"
@@ -66,7 +66,7 @@ type cut struct {
 	holder    *holding.Process
 }
 
-// prepareCut makes the snapshots of guests and the holder ready.
+// prepareCut prepares the snapshots of guests and the holder.
 func prepareCut(t *testing.T, h *testHost, within time.Duration, specs ...Spec) *cut {
 	t.Helper()
 	c := &cut{host: h, specs: specs}
@@ -86,7 +86,7 @@ func prepareCut(t *testing.T, h *testHost, within time.Duration, specs ...Spec) 
 	return c
 }
 
-// stop stops the guests, and returns what they have counted to.
+// stop stops the guests, and returns their counts.
 func (c *cut) stop(t *testing.T) (stood []int) {
 	t.Helper()
 	begun := time.Now()
@@ -200,7 +200,7 @@ func TestGuestsGoOnIfTheirAgentIsKilled(t *testing.T) {
 	}
 }
 
-// What keeps a file from being written does not disturb the guest.
+// A failure to write a file does not disturb the guest.
 func TestAGuestGoesOnWithoutItsFile(t *testing.T) {
 	need(t)
 	h := startHost(t, "h1")

@@ -1,10 +1,10 @@
 package vm
 
-// disk.go - a guest's volume: a disk that QEMU reaches through a socket, wherever the disk lies. To QEMU it is a network block device
-// (NBD). So it is the same disk after a move, and nothing of it is copied.
+// disk.go - a guest's volume: a disk that QEMU reaches through a socket, on whichever host the disk is. To QEMU it is a
+// network block device (NBD). So it is the same disk after a move, and a move copies none of it.
 //
-// QEMU gets it by arguments of its own, because libvirt 9 cannot say what is to become of requests while the socket does not answer.
-// A template has no such disk, so a guest with a volume is booted.
+// QEMU gets the disk by arguments of its own, because libvirt 9 has no setting for requests while the socket does not
+// answer. A template has no such disk, so a guest with a volume is booted.
 
 import (
 	"encoding/json"
@@ -16,14 +16,15 @@ import (
 const (
 	// VolumeExport is the name under which a volume is exported at its socket.
 	VolumeExport = "volume"
-	// VolumeSerial is by what the guest knows the disk.
+	// VolumeSerial is the serial number by which the guest recognizes the disk.
 	VolumeSerial = "watari-volume"
-	// volumeSlot is the disk's place on the guest's PCI bus, which libvirt uses last.
+	// volumeSlot is the disk's slot on the guest's PCI bus: the last one that libvirt would use.
 	volumeSlot = "0x1e"
-	// volumePatience is for how many seconds QEMU keeps the guest's requests while the socket does not answer: the agent or the volume's
-	// host may be away. A guest that gets errors instead cannot go on, so it is long.
+	// volumePatience is for how many seconds QEMU keeps the guest's requests while the socket does not answer: the agent or
+	// the volume's host may be away. It is long because a guest that gets errors instead cannot go on.
 	volumePatience = 7 * 24 * 60 * 60
-	// volumeOpening is for how many seconds QEMU tries to open the disk when it starts. A move to a host that does not reach it fails then.
+	// volumeOpening is for how many seconds QEMU tries to open the disk when it starts. A move to a host that cannot reach
+	// the disk fails after that.
 	volumeOpening = 3
 )
 

@@ -33,7 +33,7 @@ func TestGuestLife(t *testing.T) {
 		t.Errorf("Resume of a running domain: %v", err)
 	}
 
-	// The daemon dies: the guest runs on, the driver comes back by itself and says so.
+	// The daemon dies. The guest runs on; the driver reconnects by itself and sends an event.
 	before := h.count(spec)
 	h.killDaemon(t)
 	waitEvent(t, h.driver, "")

@@ -23,7 +23,7 @@ type Ending int
 // The endings.
 const (
 	EndingUnknown   Ending = iota
-	EndingShutdown         // QEMU ended in an orderly way, asked by the guest or by the host
+	EndingShutdown         // QEMU ended in an orderly way, at the guest's or the host's request
 	EndingGuest            // the guest powered itself off or reset itself; a kernel that panics does the latter
 	EndingHost             // something on the host told QEMU to end, with a signal for instance
 	EndingDestroyed        // libvirt was asked to end it
@@ -60,7 +60,7 @@ const mostEndings = 1024
 
 func newEndings() *endings { return &endings{known: map[string]Ending{}} }
 
-// note stores a lifecycle event of a domain.
+// note records a lifecycle event of a domain.
 func (e *endings) note(uid string, event libvirt.DomainEventType, detail int) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
@@ -80,7 +80,7 @@ func (e *endings) take(uid string) Ending {
 	return ending
 }
 
-// nextEnding updates an ending with another event. The event "shutdown" says who ended the domain, and comes before
+// nextEnding updates an ending with another event. The event "shutdown" tells who ended the domain, and comes before
 // "stopped".
 func nextEnding(now Ending, event libvirt.DomainEventType, detail int) Ending {
 	switch event {

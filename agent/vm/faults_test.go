@@ -1,7 +1,7 @@
 package vm
 
-// faults_test.go - what both sides of a migration are left with when something dies at each point of it. That there are
-// never two of one guest rests on it.
+// faults_test.go - the state of both sides of a migration after something dies at each point of it. The guarantee that a
+// guest never runs twice depends on it.
 
 import (
 	"context"
@@ -31,7 +31,7 @@ type hold struct {
 	release   chan struct{} // closed to let it go on
 }
 
-// copyMessages passes messages on, and holds the one: length (4 bytes, its own included), program, version, procedure,
+// copyMessages forwards messages, and holds one of them: length (4 bytes, its own included), program, version, procedure,
 // type, serial, status, payload; all big-endian.
 func (h *hold) copyMessages(f *forwarding, to, from net.Conn, replies bool) {
 	defer to.Close()
@@ -59,7 +59,7 @@ func (h *hold) copyMessages(f *forwarding, to, from net.Conn, replies bool) {
 // point is a point of a migration at which a fault strikes.
 type point struct {
 	name string
-	hold *hold // nil: when some memory has been sent
+	hold *hold // nil: after some memory has been sent
 }
 
 func points() []point {
@@ -98,7 +98,7 @@ func TestMigrationFaults(t *testing.T) {
 	}
 }
 
-// strike migrates a guest, lets the fault happen at the point, and reports what is left.
+// strike migrates a guest, makes the fault happen at the point, and reports the remaining state.
 func (p *pair) strike(t *testing.T, at point, fault string) {
 	p.source.prepare(t, p.spec)
 	p.target.prepare(t, p.spec)
@@ -182,7 +182,7 @@ func (p *pair) await(t *testing.T, at point, failed <-chan error) {
 	})
 }
 
-// report waits for the end, watches both sides until they rest, and checks what must hold in any case.
+// report waits for the end, waits until both sides no longer change, and checks what must hold in any case.
 func (p *pair) report(t *testing.T, begun time.Time, failed <-chan error) {
 	t.Helper()
 	var seen []string
@@ -221,7 +221,7 @@ func (p *pair) report(t *testing.T, begun time.Time, failed <-chan error) {
 	p.goOn(t, err)
 }
 
-// goOn checks that the outcome is true, and that a guest which is still at the source goes on there.
+// goOn checks that the outcome is true, and that a guest that is still at the source continues there.
 func (p *pair) goOn(t *testing.T, err error) {
 	t.Helper()
 	var failure *MigrateError
@@ -246,7 +246,7 @@ func (p *pair) goOn(t *testing.T, err error) {
 	p.source.counts(t, p.spec, p.source.count(p.spec)+2)
 }
 
-// look is a short word for the guest's state at a host, as its daemon shows it and as its console tells.
+// look returns a short word for the guest's state on a host, from its daemon and its console.
 func (p *pair) look(h *testHost) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()

@@ -75,7 +75,7 @@ var (
 	errBuild              error
 )
 
-// need skips the test where something outside is missing, naming it.
+// need skips the test if something outside is missing, and names it.
 func need(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -204,7 +204,7 @@ func (h *testHost) uri() string {
 	return "qemu+unix:///system?socket=" + h.path("/run/libvirt/libvirt-sock")
 }
 
-// path is where a path under the host's /run or /var/log/libvirt is outside.
+// path returns the path outside the host's namespace of a path under its /run or /var/log/libvirt.
 func (h *testHost) path(inside string) string {
 	if rest, ok := strings.CutPrefix(inside, "/var/log/libvirt/"); ok {
 		return filepath.Join(h.folder, "log", rest)
@@ -212,7 +212,7 @@ func (h *testHost) path(inside string) string {
 	return filepath.Join(h.folder, inside)
 }
 
-// processOf returns the pid, as seen here, of the process whose pid file inside the host is given.
+// processOf returns the pid outside the host's namespace of the process whose pid file inside is given.
 func (h *testHost) processOf(t *testing.T, pidFile string) int {
 	t.Helper()
 	text, err := os.ReadFile(h.path(pidFile))
@@ -296,7 +296,7 @@ func (h *testHost) prepare(t *testing.T, spec Spec) {
 	}
 }
 
-// count is the last number that the guest wrote to its console on this host; 0: none.
+// count returns the last number that the guest wrote to its console on this host; 0: none.
 func (h *testHost) count(spec Spec) int {
 	text, _ := os.ReadFile(h.path(spec.Console))
 	at := bytes.LastIndex(text, []byte("\ncount "))
@@ -307,7 +307,7 @@ func (h *testHost) count(spec Spec) int {
 	return last
 }
 
-// eventually waits until ok, or fails the test with what.
+// eventually waits until ok returns true, or fails the test with what.
 func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
 	limit = patient(limit)
@@ -318,7 +318,7 @@ func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) 
 	}
 }
 
-// counts waits until the guest has counted on from the given number.
+// counts waits until the guest has counted further than from.
 func (h *testHost) counts(t *testing.T, spec Spec, from int) {
 	t.Helper()
 	eventually(t, 30*time.Second, fmt.Sprintf("guest %s counts past %d", spec.Name, from), func() bool { return h.count(spec) > from })
@@ -341,16 +341,16 @@ func (h *testHost) domain(t *testing.T, uid string) Domain {
 	return Domain{UID: uid, State: StateGone, Reason: "none"}
 }
 
-// forwarding takes connections at one Unix socket to another, as the agents' tunnel does.
+// forwarding forwards connections at one Unix socket to another, as the agents' tunnel does.
 type forwarding struct {
 	listener net.Listener
-	frozen   chan struct{} // closed: pass nothing on any more, and close nothing
+	frozen   chan struct{} // closed: forward nothing more, and close nothing
 
 	lock sync.Mutex
 	open []net.Conn
 }
 
-// forward starts one. copy passes on what comes from one end to the other; replies says which way.
+// forward starts a forwarding. copy copies from one end to the other; replies tells the direction.
 func forward(t *testing.T, from, to string, copy func(f *forwarding, to, from net.Conn, replies bool)) *forwarding {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(from), 0o755); err != nil {
@@ -384,7 +384,7 @@ func forward(t *testing.T, from, to string, copy func(f *forwarding, to, from ne
 	return f
 }
 
-// cut breaks all connections, and lets none in.
+// cut breaks all connections, and accepts no new ones.
 func (f *forwarding) cut() {
 	f.listener.Close()
 	f.lock.Lock()
@@ -394,11 +394,11 @@ func (f *forwarding) cut() {
 	}
 }
 
-// pass writes on, unless frozen.
+// pass writes data, unless frozen.
 func (f *forwarding) pass(to net.Conn, data []byte) error {
 	select {
 	case <-f.frozen:
-		select {} // as a network that is cut: no error, no end
+		select {} // like a network that is cut: no error, no end
 	default:
 		_, err := to.Write(data)
 		return err

@@ -1,7 +1,7 @@
 package vm
 
-// incoming.go - looks at the description of a guest that comes in. The source's libvirt writes it, and this host's libvirt does what
-// it says: opens files, passes arguments to QEMU, chooses whether QEMU is confined.
+// incoming.go - checks the description of an incoming guest. The source's libvirt writes it, and this host's libvirt obeys
+// it: it opens files, passes arguments to QEMU, and chooses whether QEMU is confined.
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Incoming returns the description to use for a guest that comes in, given the one that the source has sent. It fails if that is
-// another one than this host would give the guest. Of what libvirt adds to a description, the guest needs the devices' addresses, which are
-// kept. What package libvirtxml does not know is left out.
+// Incoming takes the source's description of an incoming guest, and returns the one to use. It fails if this host would
+// describe the guest otherwise. Of libvirt's additions to a description, it keeps the devices' addresses, which the guest
+// needs. It drops parts that package libvirtxml does not know.
 func (l *Libvirt) Incoming(spec Spec, text string) (string, error) {
 	host := l.hostFacts()
 	if host == nil {
@@ -38,7 +38,7 @@ func incoming(spec Spec, host *hostFacts, text string) (string, error) {
 	}
 	var lines [2][]string
 	for i, d := range []*libvirtxml.Domain{own, sent} {
-		bare(d)
+		normalize(d)
 		text, err := d.Marshal()
 		if err != nil {
 			return "", err
@@ -46,17 +46,17 @@ func incoming(spec Spec, host *hostFacts, text string) (string, error) {
 		lines[i] = strings.Split(text, "\n")
 	}
 	if i := slices.IndexFunc(lines[1], func(line string) bool { return !slices.Contains(lines[0], line) }); i >= 0 {
-		return "", fmt.Errorf("the description of guest %s has %q, which it has not here", spec.Name, strings.TrimSpace(lines[1][i]))
+		return "", fmt.Errorf("the description of guest %s contains %q, which this host's own description does not have", spec.Name, strings.TrimSpace(lines[1][i]))
 	}
 	if !slices.Equal(lines[0], lines[1]) {
-		return "", fmt.Errorf("the description of guest %s has other parts than here", spec.Name)
+		return "", fmt.Errorf("the description of guest %s differs from this host's own", spec.Name)
 	}
 	return used, nil
 }
 
-// bare takes from a description what libvirt adds, and what does not concern the host: the CPU's features and topology, which QEMU
-// emulates or refuses, and where the guest finds its devices.
-func bare(d *libvirtxml.Domain) {
+// normalize removes from a description libvirt's additions, and parts that do not concern the host: the CPU's features and
+// topology, which QEMU emulates or refuses, and the devices' addresses.
+func normalize(d *libvirtxml.Domain) {
 	d.GenID = nil
 	if d.Resource != nil && *d.Resource == (libvirtxml.DomainResource{Partition: "/machine"}) {
 		d.Resource = nil
@@ -70,19 +70,19 @@ func bare(d *libvirtxml.Domain) {
 	if d.Features != nil && d.Features.TCG != nil && d.Features.TCG.TBCache != nil && d.Features.TCG.TBCache.Unit == "MiB" {
 		d.Features.TCG.TBCache = &libvirtxml.DomainFeatureTCGTBCache{Size: d.Features.TCG.TBCache.Size << 10, Unit: "KiB"}
 	}
-	// Whoever names no label has QEMU confined as the host does it. Others could choose QEMU's user.
+	// Without a label, QEMU is confined as the host does it. A label could choose QEMU's user.
 	d.SecLabel = slices.DeleteFunc(d.SecLabel, func(s libvirtxml.DomainSecLabel) bool {
 		return s.Type == "dynamic" && s.Label == "" && s.BaseLabel == "" && s.ImageLabel == "" && s.Relabel != "no"
 	})
 	if d.Devices != nil {
-		bareDevices(d.Devices)
+		normalizeDevices(d.Devices)
 	}
 }
 
-// noBackingStore is what libvirt writes of an image that stands alone.
+// noBackingStore is libvirt's element for an image without a backing file.
 var noBackingStore = &libvirtxml.DomainDiskBackingStore{Source: &libvirtxml.DomainDiskSource{}}
 
-func bareDevices(d *libvirtxml.DomainDeviceList) {
+func normalizeDevices(d *libvirtxml.DomainDeviceList) {
 	for i := range d.Disks {
 		disk := &d.Disks[i]
 		disk.Address, disk.Alias = nil, nil
@@ -106,7 +106,7 @@ func bareDevices(d *libvirtxml.DomainDeviceList) {
 			d.Serials[i].Target.Model = nil
 		}
 	}
-	d.Consoles = slices.DeleteFunc(d.Consoles, func(c libvirtxml.DomainConsole) bool { // libvirt names the serial port twice
+	d.Consoles = slices.DeleteFunc(d.Consoles, func(c libvirtxml.DomainConsole) bool { // libvirt lists the serial port twice
 		return len(d.Serials) == 1 && c.TTY == "" && c.Target != nil && c.Target.Type == "serial" && sameFile(c.Source, d.Serials[0].Source)
 	})
 	for i := range d.Channels {
@@ -121,7 +121,7 @@ func bareDevices(d *libvirtxml.DomainDeviceList) {
 	}
 }
 
-// sameFile reports whether two devices write to one file, and do nothing else.
+// sameFile reports whether two devices write to the same file, and have no other effect.
 func sameFile(a, b *libvirtxml.DomainChardevSource) bool {
 	return a != nil && b != nil && a.File != nil && b.File != nil && a.File.Path == b.File.Path && a.File.SecLabel == nil
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// incomingSpec is the guest whose description libvirt has sent in testdata.
+// incomingSpec describes the guest whose description in testdata comes from libvirt.
 func incomingSpec() Spec {
 	const image, guest = "/var/lib/watari/agent/images/5a521a81ffa4c9e3c55180676e5e9eb831eba39d629610f42ad016c96c1a7ccb/", "833ba93c-f41b-870f-9e41-1f7513316b0a"
 	return Spec{UID: guest, Name: "md-0", VCPUs: 1, MemoryBytes: 256 << 20, Kernel: image + "kernel", Initrd: image + "initrd", Root: image + "root",
@@ -29,7 +29,7 @@ func TestAGuestComesInAsItIsDescribedHere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The devices' addresses and all else that the guest sees stay; what was marshalled once is marshalled to the same again.
+	// The devices' addresses and everything else that the guest sees are kept. Marshalling twice gives the same text.
 	for _, kept := range []string{`slot="0x04"`, "565f2a00-8992-4dcf-8710-c1850ea10e5e", `name="svm"`, "queue_reset", `id&#34;:&#34;volume0`} {
 		if !strings.Contains(used, kept) {
 			t.Errorf("%s is missing", kept)
@@ -48,7 +48,7 @@ func TestAGuestComesInAsItIsDescribedHere(t *testing.T) {
 	}
 }
 
-// Each libvirt adds something else to a description. This is that of Debian 13, with a guest under KVM.
+// Each version of libvirt adds other elements to a description. This one is from Debian 13, with a guest under KVM.
 func TestAGuestComesInFromANewerLibvirt(t *testing.T) {
 	text, err := os.ReadFile("testdata/incoming-libvirt-11.3.xml")
 	if err != nil {
@@ -59,7 +59,7 @@ func TestAGuestComesInFromANewerLibvirt(t *testing.T) {
 	}
 }
 
-// A source that belongs to a stranger sends the description of a guest that would give it files, programs or rights of this host.
+// A stranger's source sends a description that would give the guest files, programs or rights of this host.
 func TestAGuestThatWouldGetMoreOfTheHostIsRefused(t *testing.T) {
 	device := func(text string) func(string) string {
 		return func(sent string) string { return strings.Replace(sent, "<devices>", "<devices>"+text, 1) }

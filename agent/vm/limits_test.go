@@ -67,7 +67,7 @@ func TestAGuestIsSlowedDownAndMovesOnAtFullSpeed(t *testing.T) {
 		t.Errorf("limited to 5 thousandths it used %.3f of a processor", limited)
 	}
 
-	p.source.killDaemon(t) // libvirt does not know of limits, and a new daemon changes none
+	p.source.killDaemon(t) // libvirt does not know the limits, and a new daemon does not change them
 	waitEvent(t, p.source.driver, "")
 	limit(slow)
 	p.connect(t, copyStream)
@@ -94,7 +94,7 @@ func TestAGuestIsSlowedDownAndMovesOnAtFullSpeed(t *testing.T) {
 // cpuGroups is where control groups of version 1 for processor time are mounted.
 const cpuGroups = "/sys/fs/cgroup/cpu"
 
-// Where libvirt has a control group for each vCPU, it is used, and no other is made.
+// If libvirt has a control group for each vCPU, that group is used and no other is made.
 func TestLibvirtsOwnGroupsLimitAGuest(t *testing.T) {
 	need(t)
 	if _, err := os.Stat(filepath.Join(cpuGroups, "cpu.cfs_quota_us")); err != nil {

@@ -13,12 +13,12 @@ import (
 
 // Settings of the transfer.
 const (
-	// firstDowntime and downtimeMillis bound the downtime, as QEMU estimates it from the bandwidth: the limit is the first at the
-	// beginning, and grows to the second with the passes over memory (see downtimeLimit). If the guest changes memory too fast
-	// for the second, QEMU slows it down step by step (auto-converge) until the downtime fits.
+	// firstDowntime and downtimeMillis bound the downtime, as QEMU estimates it from the bandwidth. The limit begins at
+	// firstDowntime, and grows to downtimeMillis with the passes over memory (see downtimeLimit). If the guest changes
+	// memory too fast for downtimeMillis, QEMU slows the guest down step by step (auto-converge) until the downtime fits.
 	firstDowntime  = 50
 	downtimeMillis = 300
-	// limitEvery is how often the limit is set anew.
+	// limitEvery is how often the limit is updated.
 	limitEvery = 100 * time.Millisecond
 	// convergeInitial and convergeStep are the share of the vCPUs' time, in per cent, that the first step and each
 	// further step take away. An MPI program runs as fast as its slowest rank, but a transfer that never ends is worse
@@ -144,9 +144,10 @@ func (l *Libvirt) limitDowntime(ctx context.Context, uid string) {
 	}
 }
 
-// downtimeLimit returns the limit of the downtime, ms, in a pass over memory; the first pass, over all of it, is 1. dirty and sent are what
-// the guest changes and what the link takes, bytes per second. Each further pass is shorter by their ratio: where that is small, waiting
-// for a few passes makes the stop short. Where it is not, more passes only cost time and bandwidth.
+// downtimeLimit returns the limit of the downtime, ms, in a pass over memory; pass 1 is the first, over all memory. dirty is
+// the rate at which the guest changes memory and sent that of the link, bytes per second. Each further pass is shorter by
+// dirty/sent. If that ratio is small, a few more passes make the downtime short. If it is not, more passes only cost time
+// and bandwidth.
 func downtimeLimit(pass, dirty, sent uint64) uint64 {
 	switch {
 	case pass <= 2:

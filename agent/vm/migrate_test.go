@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pair is two hosts and the way from one to the other.
+// pair is two hosts and the connection from one to the other.
 type pair struct {
 	source, target *testHost
 	options        MigrateOptions
@@ -34,7 +34,7 @@ func newPair(t *testing.T, name, kernelArgs string) *pair {
 	return p
 }
 
-// connect makes the way from source to target. copyControl passes on what the daemons say to each other.
+// connect makes the connection from source to target. copyControl forwards the daemons' messages.
 func (p *pair) connect(t *testing.T, copyControl func(*forwarding, net.Conn, net.Conn, bool)) {
 	control, stream := "/run/tunnel/"+p.spec.Name+"/libvirt.sock", "/run/guests/"+p.spec.UID+"/migrate.sock"
 	p.links = []*forwarding{
@@ -78,7 +78,7 @@ func TestMigrateLeavesThePausedGuestAtTheTargetAlone(t *testing.T) {
 	}
 }
 
-// It fails with QEMU 7.2 where guests have a whole number of MiB: see watchedMemory.
+// This test fails with QEMU 7.2 if guests have a whole number of MiB: see watchedMemory.
 func TestMigrateLosesNoWrite(t *testing.T) {
 	p := newPair(t, "writes", "test.check=16")
 	p.options.BandwidthBytes = 32 << 20
@@ -138,7 +138,7 @@ func TestMigrateReportsProgressAndIsAborted(t *testing.T) {
 	eventually(t, 20*time.Second, "the target's copy is gone", func() bool {
 		return p.target.domain(t, p.spec.UID).State == StateGone
 	})
-	// And then it works after all.
+	// The next attempt succeeds.
 	p.options.BandwidthBytes = 0
 	if err := p.source.driver.Migrate(context.Background(), p.spec.UID, p.options); err != nil {
 		t.Fatal(err)

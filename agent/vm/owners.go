@@ -1,6 +1,6 @@
 package vm
 
-// owners.go - files that libvirt takes for owned by guests which are gone.
+// owners.go - files that libvirt counts as used by guests that no longer exist.
 
 import (
 	"errors"
@@ -10,19 +10,19 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// ownerAttributes begins the names of the extended attributes in which libvirt keeps a file's owner of before, and how many
-// domains use the file.
+// ownerAttributes begins the names of the extended attributes in which libvirt keeps a file's previous owner, and the number
+// of domains that use the file.
 const ownerAttributes = "trusted.libvirt.security."
 
-// isOwnerConflict tells whether libvirt refused to give a file to QEMU's user because domains of another user have it.
+// isOwnerConflict reports whether libvirt refused to give a file to QEMU's user because domains of another user use it.
 func isOwnerConflict(err error) bool {
 	var e libvirt.Error
 	return errors.As(err, &e) && e.Domain == libvirt.FROM_SECURITY && e.Code == libvirt.ERR_OPERATION_INVALID
 }
 
-// forgetOwners removes libvirt's attributes from files if no domain runs on the host, and returns whether it has removed any.
-// A daemon that is killed while a domain starts or ends leaves its use of the files counted. libvirt itself forgets such counts
-// only after the host's next boot.
+// forgetOwners removes libvirt's attributes from files if no domain runs on the host, and reports whether it has removed
+// any. A daemon that is killed while a domain starts or ends leaves a use of the files counted. libvirt itself drops such
+// counts only after the host's next boot.
 func forgetOwners(conn *libvirt.Connect, files ...string) (removed bool) {
 	running, err := conn.ListAllDomains(libvirt.CONNECT_LIST_DOMAINS_ACTIVE)
 	for i := range running {

@@ -1,11 +1,11 @@
 package vm
 
-// snapshot.go - writes down a guest's memory and devices as they are at one moment, while the guest runs on. It uses
-// QEMU's background snapshot: QEMU stops the guest for milliseconds, keeps its devices' state, write-protects its
-// memory, and lets it go on. From then on QEMU sends page after page, and a page that the guest is about to write first.
+// snapshot.go - saves a guest's memory and devices as they are at one moment, while the guest runs on. It uses QEMU's
+// background snapshot: QEMU stops the guest for milliseconds, saves its devices' state, write-protects its memory, and
+// resumes it. From then on QEMU sends page after page. It sends a page earlier if the guest is about to write to it.
 //
-// libvirt has no call for this, so it goes through libvirt to QEMU's monitor, and libvirt believes that the guest just
-// runs. QEMU's stream gets the head of libvirt's save files, so that Restore can read it.
+// libvirt has no call for this, so this file sends commands through libvirt to QEMU's monitor. libvirt sees an ordinary
+// running guest. QEMU's stream gets the head of libvirt's save files, so that Restore can read it.
 
 import (
 	"bytes"
@@ -30,8 +30,8 @@ const (
 	snapshotRate = int64(4 << 30)
 	// beginTime is how long QEMU may take from the order to begin until the guest runs again.
 	beginTime = 10 * time.Second
-	// snapshotChunks to mostChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU; more than the least
-	// only as long as that is not more than a memoryPart-th of the host's free memory.
+	// A snapshot keeps snapshotChunks to mostChunks chunks of snapshotChunk bytes in memory for a reader that is slower than
+	// QEMU. More than snapshotChunks are kept only up to a memoryPart-th of the host's free memory.
 	snapshotChunks = 256
 	mostChunks     = 1024
 	memoryPart     = 64
@@ -42,14 +42,14 @@ const (
 	unprivilegedRoom = 1 << 20
 	// snapshotPause is how long the pipe fills before it is read again.
 	snapshotPause = 2 * time.Millisecond
-	// snapshotPatience is how long a reader may keep QEMU waiting. Meanwhile a guest that writes to its memory stands
-	// still, and so may QEMU's monitor.
+	// snapshotPatience is how long a reader may make QEMU wait. Meanwhile a guest that writes to its memory is blocked, and
+	// QEMU's monitor may be blocked, too.
 	snapshotPatience = 5 * time.Second
-	// snapshotTime bounds a snapshot that is thrown away.
+	// snapshotTime bounds the reading of a snapshot that is discarded.
 	snapshotTime = 5 * time.Minute
 	// snapshotFD is QEMU's name for its end of the pipe.
 	snapshotFD = "watari-snapshot"
-	// snapshotPoll is the pause between two questions for QEMU's state.
+	// snapshotPoll is the pause between two queries of QEMU's state.
 	snapshotPoll = time.Millisecond
 )
 
@@ -71,29 +71,29 @@ func (l *Libvirt) Stop(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Snapshot is a guest's state that is about to be taken, or that is being read. One goroutine may use it, and another one may read.
+// Snapshot is a guest's state that is about to be taken or is being read. One goroutine may use it, and another one may
+// read.
 //
-// QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest
-// hangs at its next write. So a snapshot that has begun is always read to its end, if only to be thrown away. QEMU writes
-// to a named pipe of which it has both ends. So no death of a reader makes it fail, and another process can read the
-// rest.
+// QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest hangs
+// at its next write. So a snapshot that has begun is always read to its end, even if it is discarded. QEMU writes to a named
+// pipe of which it has both ends. So the snapshot does not fail if a reader dies, and another process can read the rest.
 type Snapshot struct {
 	l      *Libvirt
 	uid    string
 	fifo   string
-	pipe   *os.File      // what QEMU writes; nil: it could not be made
-	head   *bytes.Reader // of the save file; what is still to be read
+	pipe   *os.File      // QEMU writes to it; nil: it could not be made
+	head   *bytes.Reader // unread part of the save file's head
 	chunks chan []byte   // from QEMU; closed after the last
-	taken  []byte        // the last of them
-	chunk  []byte        // what is still to be read of it
-	free   chan []byte   // chunks that can be filled again; it has room for all that there are
+	taken  []byte        // the chunk being read
+	chunk  []byte        // unread part of taken
+	free   chan []byte   // chunks to be filled again; its capacity is the number of chunks
 	failed error         // why chunks are missing, or nil; set before chunks is closed
-	given  chan struct{} // closed when the rest is only to be thrown away
+	given  chan struct{} // closed when the rest is to be discarded
 	begun  chan struct{} // closed when Begin has ended
-	void   error         // why it failed, or nil; set before begun is closed
+	void   error         // why Begin failed, or nil; set before begun is closed
 	half   chan struct{} // closed when half of the chunks are in use for the first time
 	many   bool          // half is closed
-	behind chan struct{} // closed when three quarters are
+	behind chan struct{} // closed when three quarters of the chunks are in use
 	late   bool          // behind is closed
 	closed bool
 }
@@ -108,9 +108,8 @@ func (l *Libvirt) SnapshotPipe(name string) (string, error) {
 	return path, nil
 }
 
-// PrepareSnapshot makes everything ready for Begin, so that a stopped guest waits as briefly as possible. fifo is the
-// path of the named pipe that it makes for QEMU. It fails with ErrNoSnapshots if the host cannot do it. If it succeeds,
-// the caller closes the snapshot.
+// PrepareSnapshot prepares Begin, so that a stopped guest waits only briefly. fifo is the path of the named pipe that it
+// makes for QEMU. It fails with ErrNoSnapshots if the host cannot do it. If it succeeds, the caller must close the snapshot.
 func (l *Libvirt) PrepareSnapshot(ctx context.Context, uid, fifo string) (*Snapshot, error) {
 	if busy, err := l.Busy(ctx, uid); err != nil || busy {
 		return nil, fmt.Errorf("prepare a snapshot of domain %s: %w", uid, cmp.Or(err, errBusy))
@@ -124,7 +123,7 @@ func (l *Libvirt) PrepareSnapshot(ctx context.Context, uid, fifo string) (*Snaps
 	return s, nil
 }
 
-// chunksFor returns how many chunks a snapshot may keep on a host with so much free memory, bytes.
+// chunksFor returns how many chunks a snapshot may keep on a host with this much free memory, in bytes.
 func chunksFor(memory uint64) int {
 	return int(min(max(memory/memoryPart/snapshotChunk, snapshotChunks), mostChunks))
 }
@@ -142,7 +141,7 @@ func availableMemory() uint64 {
 	return *memory.MemAvailableBytes
 }
 
-// Behind is closed when the reader has become so slow that the guest may soon have to wait for it.
+// Behind is closed when the reader is so slow that the guest may soon have to wait for it.
 func (s *Snapshot) Behind() <-chan struct{} { return s.behind }
 
 var errBusy = errors.New("libvirt has a job on it, such as a migration")
@@ -192,13 +191,13 @@ func (s *Snapshot) passPipe(ctx context.Context) error {
 		return err
 	}
 	err = s.l.monitor(ctx, s.uid, "getfd", map[string]any{"fdname": snapshotFD}, nil, *both)
-	if !errors.Is(err, ErrUnavailable) { // otherwise the call may still be about to pass it
+	if !errors.Is(err, ErrUnavailable) { // after ErrUnavailable, libvirt may still pass the pipe
 		_ = both.Close()
 	}
 	return err
 }
 
-// openPipe opens a named pipe for reading, with much room in it if the kernel allows that.
+// openPipe opens a named pipe for reading, with a large buffer if the kernel allows it.
 func openPipe(path string) (*os.File, error) {
 	pipe, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -238,7 +237,7 @@ func (s *Snapshot) begin(ctx context.Context) error {
 	}
 	defer func() { _ = end() }()
 	if on, err := s.l.snapshots(ctx, s.uid); err != nil || !on {
-		return cmp.Or(err, errors.New("an earlier snapshot of it was just ended")) // by the holder of an agent that was killed
+		return cmp.Or(err, errors.New("an earlier snapshot of it was just ended")) // the holder of a killed agent may have done that
 	}
 	// QEMU's monitor may hang while nobody reads, so the reader begins first.
 	go s.receive()
@@ -254,7 +253,7 @@ func (s *Snapshot) begin(ctx context.Context) error {
 			return err
 		}
 		if state.pages() > 0 || state.Status == "completed" {
-			// QEMU until 8.1 lets the guest go on in any case; later ones leave a stopped guest stopped.
+			// QEMU up to 8.1 resumes the guest in any case; later versions leave a stopped guest stopped.
 			return s.l.Resume(ctx, s.uid)
 		}
 		if !sleep(ctx, snapshotPoll) {
@@ -263,9 +262,8 @@ func (s *Snapshot) begin(ctx context.Context) error {
 	}
 }
 
-// receive reads what QEMU writes, until its end. QEMU writes each page by a call of its own. A reader that waited for it
-// would be woken for each, which costs QEMU and the reader more than the page. So once the pipe is empty, receive lets it
-// fill for a while.
+// receive reads QEMU's stream to its end. QEMU writes each page by a separate call. A reader that waited for each page would
+// be woken each time, which costs more than the page itself. So when the pipe is empty, receive lets it fill for a while.
 func (s *Snapshot) receive() {
 	defer close(s.chunks)
 	for {
@@ -296,7 +294,7 @@ func (s *Snapshot) receive() {
 	}
 }
 
-// keep keeps a chunk for the snapshot's reader. It fails if the reader is too slow, or has given the snapshot up.
+// keep stores a chunk for the snapshot's reader. It fails if the reader is too slow, or has given the snapshot up.
 func (s *Snapshot) keep(chunk []byte) error {
 	late := time.NewTimer(snapshotPatience)
 	defer late.Stop()
@@ -318,9 +316,10 @@ func (s *Snapshot) keep(chunk []byte) error {
 	}
 }
 
-// Read reads a save file of libvirt's, which Restore restores. It returns io.EOF only if QEMU says that it has written
-// all of it. It may be called before Begin, and fails if Begin does. While Begin waits for QEMU's monitor, QEMU may write so much that it would wait for a
-// reader, and its monitor with it. Until then nothing is read, because the guest stands and needs the processors.
+// Read reads the snapshot as a save file of libvirt's, which Restore restores. It returns io.EOF only if QEMU reports that
+// it has written everything. It may be called before Begin, and fails if Begin fails. While Begin waits, Read returns no
+// chunks until half of them are in use, because the stopped guest needs the processors. Then it reads, because otherwise
+// QEMU and its monitor might wait for the reader.
 func (s *Snapshot) Read(p []byte) (int, error) {
 	if s.head.Len() > 0 {
 		return s.head.Read(p)
@@ -347,7 +346,7 @@ func (s *Snapshot) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next returns the next chunk; false: there is none any more, or Begin has failed.
+// next returns the next chunk; false: there are no more, or Begin has failed.
 func (s *Snapshot) next() (chunk []byte, more bool) {
 	select {
 	case chunk, more = <-s.chunks:
@@ -361,14 +360,14 @@ func (s *Snapshot) next() (chunk []byte, more bool) {
 	return chunk, more
 }
 
-// ended returns io.EOF if QEMU has written all.
+// ended returns io.EOF if QEMU has written everything.
 func (s *Snapshot) ended() error {
 	select {
 	case <-s.begun:
 		if s.void != nil {
 			return s.void
 		}
-	default: // QEMU has written all before Begin has heard of it
+	default: // QEMU has written everything before Begin knows it
 	}
 	err := s.failed
 	if err == nil {
@@ -393,7 +392,7 @@ func (s *Snapshot) Close() error {
 	ctx, cancel := context.WithTimeout(s.l.ctx, snapshotTime)
 	defer cancel()
 	if err := s.l.EndSnapshot(ctx, s.uid, s.fifo); err != nil {
-		return err // the pipe stays open: receive reads on as long as QEMU writes
+		return err // the pipe stays open: receive continues as long as QEMU writes
 	}
 	if s.pipe != nil {
 		_ = s.pipe.Close()
@@ -401,15 +400,15 @@ func (s *Snapshot) Close() error {
 	return nil
 }
 
-// EndSnapshot ends a snapshot that another process has left, and makes QEMU ready for migrations again. It throws the
-// rest of the snapshot away. A missing domain, or one without a snapshot, is no error.
+// EndSnapshot ends a snapshot that another process left, and makes QEMU ready for migrations again. It discards the rest of
+// the snapshot. A missing domain, or one without a snapshot, is no error.
 func (l *Libvirt) EndSnapshot(ctx context.Context, uid, fifo string) error {
 	if pipe, err := openPipe(fifo); err == nil {
 		defer pipe.Close()
 		go func() { _, _ = io.Copy(io.Discard, pipe) }() // ends when QEMU or this function closes the pipe
 	}
 	for {
-		// First of all, so that no late order can begin to write to the pipe.
+		// Do this first, so that no late request can begin to write to the pipe.
 		_ = l.monitor(ctx, uid, "closefd", map[string]any{"fdname": snapshotFD}, nil)
 		on, err := l.snapshots(ctx, uid)
 		if err == nil && on {
@@ -453,7 +452,7 @@ func (l *Libvirt) snapshots(ctx context.Context, uid string) (bool, error) {
 	return false, nil
 }
 
-// snapshotWritten waits until QEMU says how its snapshot ended, and returns nil if it is whole.
+// snapshotWritten waits until QEMU reports how its snapshot ended, and returns nil if the snapshot is complete.
 func (l *Libvirt) snapshotWritten(ctx context.Context, uid string) error {
 	for {
 		state, err := l.migrationState(ctx, uid)
@@ -472,14 +471,14 @@ func (l *Libvirt) snapshotWritten(ctx context.Context, uid string) error {
 	}
 }
 
-// qemuMigration is QEMU's word on its migration: the last snapshot, or one under way.
+// qemuMigration is QEMU's status of its migration: the last snapshot, or one under way.
 type qemuMigration struct {
 	Status string
 	Reason string `json:"error-desc"`
 	RAM    struct{ Normal, Duplicate uint64 }
 }
 
-// pages is how many pages QEMU has sent. The first follows the moment whose state is taken.
+// pages returns how many pages QEMU has sent. QEMU sends the first page after the moment whose state is taken.
 func (q *qemuMigration) pages() uint64 { return q.RAM.Normal + q.RAM.Duplicate }
 
 func (q *qemuMigration) failure() error {

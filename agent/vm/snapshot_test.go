@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// prepareSnapshot makes a snapshot ready, and closes it at the end of the test.
+// prepareSnapshot prepares a snapshot, and closes it at the end of the test.
 func prepareSnapshot(t *testing.T, h *testHost, spec Spec) *Snapshot {
 	t.Helper()
 	s, err := h.driver.PrepareSnapshot(t.Context(), spec.UID, filepath.Join(h.folder, spec.Name+".pipe"))
@@ -29,7 +29,7 @@ func prepareSnapshot(t *testing.T, h *testHost, spec Spec) *Snapshot {
 	return s
 }
 
-// beginSnapshot begins a snapshot of a running guest that is being read slowly enough to be met in the middle.
+// beginSnapshot begins a snapshot of a running guest, and reads it so slowly that the test can act in the middle.
 func beginSnapshot(t *testing.T, h *testHost, spec Spec) *Snapshot {
 	t.Helper()
 	s := prepareSnapshot(t, h, spec)
@@ -274,7 +274,7 @@ func TestAMoveAndASnapshotExcludeEachOther(t *testing.T) {
 	p.target.counts(t, p.spec, 5)
 }
 
-// An agent that is killed leaves the pipe. The next one reads the rest.
+// A killed agent leaves the pipe. The next agent reads the rest.
 func TestAnotherProcessEndsASnapshot(t *testing.T) {
 	need(t)
 	h := startHost(t, "h1")

@@ -17,7 +17,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// recording is what libvirt on a real host answered.
+// recording has the answers of libvirt on a real host.
 type recording struct {
 	VirtType   string
 	Machines   []string
@@ -78,7 +78,7 @@ func TestSupportIsReadFromRealCapabilities(t *testing.T) {
 	}
 }
 
-// compareReport compares what is reported with what was written down, which package compatibility's tests use.
+// compareReport compares a report with the stored one, which package compatibility's tests use.
 func compareReport(t *testing.T, file string, got *v1.GuestSupport) {
 	t.Helper()
 	if *update {
@@ -179,7 +179,7 @@ func TestAHostWhoseCPUCannotBeDescribedReportsItsModelsAlone(t *testing.T) {
 	}
 }
 
-// A guest with the CPU that a host reports starts there, has it, and moves to an equal host and back.
+// A guest with the CPU that a host reports starts there, has that CPU, and moves to an equal host and back.
 func TestAGuestWithASpelledCPUMoves(t *testing.T) {
 	need(t)
 	p := &pair{source: startHost(t, "h1"), target: startHost(t, "h2"), spec: newSpec("spelled", "")}
@@ -213,7 +213,7 @@ func TestAGuestWithASpelledCPUMoves(t *testing.T) {
 	if !strings.Contains(text, "check='full'") || !strings.Contains(text, support.Cpu.Model+"</model>") {
 		t.Errorf("the running domain:\n%s", text)
 	}
-	// What a host cannot give is refused, and named, before anything runs.
+	// A CPU that the host lacks is refused and named before a guest starts.
 	lacking := newSpec("lacking", "")
 	first.prepare(t, lacking)
 	lacking.Platform = &v1.Platform{Cpu: &v1.CPU{Model: "qemu64", Features: []string{"avx512f"}}}
@@ -222,7 +222,7 @@ func TestAGuestWithASpelledCPUMoves(t *testing.T) {
 	}
 }
 
-// record writes down what the host's libvirt answers: all that describes the CPU guests get, and one other model.
+// record stores the answers of the host's libvirt: everything that describes guests' CPU, and one other model.
 func record(t *testing.T, h *testHost, file string) {
 	t.Helper()
 	conn, err := libvirt.NewConnect(h.uri())

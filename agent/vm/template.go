@@ -74,9 +74,9 @@ func (l *Libvirt) Fork(ctx context.Context, spec Spec, template string) error {
 	return nil
 }
 
-// Restore creates the guest's domain from a file with the guest's own state, which was read from a Snapshot. The guest
-// is paused, and Resume lets it go on from that state. All that Fork says holds here, too; the guest keeps its identity,
-// but its clock must be set. Restore changes the file. The caller must know that no copy of the guest is left.
+// Restore creates the guest's domain from a file with the guest's own state, which was read from a Snapshot. The guest is
+// paused; Resume continues it from that state. The conditions of Fork apply here, too; the guest keeps its identity, but its
+// clock must be set. Restore changes the file. The caller must know that no copy of the guest exists.
 func (l *Libvirt) Restore(ctx context.Context, spec Spec, path string) error {
 	if err := l.restore(ctx, spec, path, path, libvirt.DOMAIN_SAVE_PAUSED); err != nil {
 		return fmt.Errorf("restore guest %s from %s: %w", spec.Name, path, err)
@@ -179,7 +179,7 @@ func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
 	}
 	own.CPU = saved.CPU
 	own.CPU.Numa = nil
-	// libvirt makes a new generation ID at each restore. This one serves if it does not.
+	// libvirt makes a new generation ID at each restore. This ID is for the case that it does not.
 	own.GenID.Value = uuid.NewString()
 	if err := placeDevices(own.Devices, saved.Devices); err != nil {
 		return "", err
@@ -191,7 +191,7 @@ func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
 // other characters must not pass.
 var cpuNames = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// checkNames refuses a CPU with other names.
+// checkNames refuses a CPU with a name that does not match cpuNames.
 func checkNames(cpu *libvirtxml.DomainCPU) error {
 	var names []string
 	if cpu.Model != nil {

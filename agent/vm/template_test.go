@@ -36,7 +36,7 @@ func TestForkedXMLIsTheTemplatesWithTheGuestsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What is left of the template is what the guest's own domain has, but for the generation ID.
+	// Except for the generation ID, the result is the guest's own domain.
 	want, err := domainXML(spec, emulatedHost())
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestForkedXMLIsTheTemplatesWithTheGuestsOwn(t *testing.T) {
 	}
 }
 
-// TestATemplateBringsNothingOntoTheHost: who made it may be root on another host, and not on this one.
+// TestATemplateBringsNothingOntoTheHost: the maker of a template may be root on another host, but not on this one.
 func TestATemplateBringsNothingOntoTheHost(t *testing.T) {
 	spec := goldenSpec()
 	text, err := domainXML(spec, emulatedHost())
@@ -221,7 +221,7 @@ func TestForkedGuestsGoOnWhereTheTemplateStood(t *testing.T) {
 		if !strings.Contains(shown, domain.GenID.Value) {
 			t.Errorf("%s: libvirt says %s, QEMU %s", spec.Name, domain.GenID.Value, shown)
 		}
-		// It writes and listens where its own paths say, and nowhere else.
+		// The guest writes and listens at its own paths, and nowhere else.
 		if _, err := os.Stat(h.path(spec.Channel)); err != nil {
 			t.Error(err)
 		}

@@ -1,7 +1,7 @@
 package vm
 
-// userfault.go - lets QEMU use userfaultfd(2), by which it notices the first write to each page of a guest, for the
-// moment in which QEMU asks for it.
+// userfault.go - lets QEMU use userfaultfd(2) for the moment in which QEMU opens it. QEMU needs it to notice the first write
+// to each page of a guest.
 
 import (
 	"errors"
@@ -14,11 +14,11 @@ import (
 	"watari/internal/durable"
 )
 
-// userfaults is the kernel's setting of who may use userfaultfd for faults inside the kernel, too. Linux's default is 0:
-// only processes with CAP_SYS_PTRACE, which libvirt's QEMU never has, even as root.
+// userfaults is the kernel's setting that permits userfaultfd also for faults inside the kernel. Linux's default is 0: only
+// processes with CAP_SYS_PTRACE may do that, and libvirt's QEMU never has it, even as root.
 type userfaults struct {
 	setting string // "/proc/sys/vm/unprivileged_userfaultfd"
-	mark    string // a file that says that the setting is to become 0 again
+	mark    string // a file that marks that the setting must become 0 again
 
 	lock  sync.Mutex
 	users int // calls of allow that have not ended
@@ -28,8 +28,8 @@ type userfaults struct {
 // hostUserfaults is this host's setting.
 var hostUserfaults = &userfaults{setting: "/proc/sys/vm/unprivileged_userfaultfd", mark: "/run/watari/userfaultfd"}
 
-// RecoverUserfaults forbids QEMU userfaultfd again if an agent was killed in the moment for which it had allowed it. The
-// agent calls it when it starts.
+// RecoverUserfaults forbids QEMU userfaultfd again if an agent was killed while it allowed it. The agent calls it when it
+// starts.
 func RecoverUserfaults() error { return hostUserfaults.recover() }
 
 // allow sets the setting to 1 until the returned function is called. Several callers may overlap. A QEMU that has
@@ -55,7 +55,7 @@ func (u *userfaults) allow() (end func() error, err error) {
 	return sync.OnceValue(u.end), nil
 }
 
-// open leaves a mark first, so that recover finds what a crash left open.
+// open first writes the mark, so that recover finds an open setting after a crash.
 func (u *userfaults) open() error {
 	if err := os.MkdirAll(filepath.Dir(u.mark), 0o755); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (u *userfaults) close() error {
 	return os.Remove(u.mark)
 }
 
-// recover forbids userfaultfd again if a process that had allowed it was killed.
+// recover forbids userfaultfd again if a process was killed while it allowed it.
 func (u *userfaults) recover() error {
 	u.lock.Lock()
 	defer u.lock.Unlock()

@@ -48,7 +48,7 @@ var (
 	ErrIncoming = errors.New("the domain is still being received")
 )
 
-// plainError is an error of libvirt in a form for people.
+// plainError is an error of libvirt without its numbers.
 type plainError struct{ error }
 
 var virError = regexp.MustCompile(`virError\(Code=\d+, Domain=\d+, Message='((?s).*?)'\)`)

@@ -1,6 +1,6 @@
 package volume
 
-// copy.go - the state of a disk at one moment, taken while guests use it, and a disk put back to such a state.
+// copy.go - copies a disk's state at one moment while guests use it, and puts a disk back to such a state.
 
 import (
 	"context"
@@ -19,22 +19,22 @@ import (
 
 const (
 	copyFile = "copy.qcow2" // in the disk's folder
-	copyNode = "copy"       // node and job in the daemon
+	copyNode = "copy"       // name of the node and of the job in the daemon
 	diskNode = "disk"
-	// copyLook is how often it is asked whether a copy is whole.
+	// copyLook is the pause between two checks whether a copy is complete.
 	copyLook = 200 * time.Millisecond
-	// restoresKept is how many restores a disk remembers.
+	// restoresKept is how many restores a disk's description lists.
 	restoresKept = 32
 )
 
-// Copy is the state of a disk at the moment at which it began, as a qcow2 file of its own. QEMU copies it while the disk is in use: what is
-// about to be overwritten is copied first.
+// Copy is the state of a disk at the moment of Begin, in a qcow2 file of its own. QEMU copies it while the disk is in use:
+// QEMU copies old data before it overwrites them.
 type Copy struct {
 	disk *Disk
 	path string
 }
 
-// PrepareCopy makes an empty file for a copy. A copy that another process has left behind is ended.
+// PrepareCopy makes an empty file for a copy. It ends a copy that another process has left behind.
 func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
 	c := &Copy{d, filepath.Join(d.dir, copyFile)}
 	var facts Facts
@@ -57,7 +57,7 @@ func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
 	return c, nil
 }
 
-// ask does something with the daemon's monitor.
+// ask connects to the daemon's monitor, and calls do with it.
 func (d *Disk) ask(do func(*qmp.Monitor) error) error {
 	m, err := qmp.Dial(d.monitor(), askTime)
 	if err != nil {
@@ -67,7 +67,8 @@ func (d *Disk) ask(do func(*qmp.Monitor) error) error {
 	return do(m)
 }
 
-// Begin fixes the moment: the copy has what was written to the disk until then, and nothing that is written after Begin has returned.
+// Begin fixes the moment: the copy has what was written to the disk before the call, and nothing that is written after Begin
+// has returned.
 func (c *Copy) Begin() error {
 	err := c.disk.ask(func(m *qmp.Monitor) error {
 		return m.Ask("blockdev-backup", map[string]any{"job-id": copyNode, "device": diskNode, "target": copyNode, "sync": "top", "auto-dismiss": false}, nil)
@@ -78,14 +79,14 @@ func (c *Copy) Begin() error {
 	return nil
 }
 
-// job is what QEMU says of a job.
+// job is QEMU's description of a job.
 type job struct {
 	ID     string `json:"id"`
 	Status string `json:"status"`
 	Error  string `json:"error"`
 }
 
-// Wait waits until the copy is whole, and returns the path of its file. Close removes the file.
+// Wait waits until the copy is complete, and returns the path of its file. Close removes the file.
 func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 	for {
 		now, err := c.job()
@@ -93,7 +94,7 @@ func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 		case err != nil:
 			return "", fmt.Errorf("copy a volume: %w", err)
 		case now == nil:
-			return "", errors.New("copy a volume: qemu-storage-daemon was started anew")
+			return "", errors.New("copy a volume: qemu-storage-daemon was restarted")
 		case now.Status == "concluded" && now.Error != "":
 			return "", fmt.Errorf("copy a volume: %s", now.Error)
 		case now.Status == "concluded":
@@ -110,7 +111,7 @@ func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 	}
 }
 
-// job returns the job that copies; nil: there is none.
+// job returns the copy's job; nil: there is none.
 func (c *Copy) job() (found *job, err error) {
 	var jobs []job
 	err = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("query-jobs", nil, &jobs) })
@@ -120,22 +121,22 @@ func (c *Copy) job() (found *job, err error) {
 	return found, err
 }
 
-// forget takes a job that has ended, and the file, from the daemon.
+// forget removes a job that has ended, and the copy's node, from the daemon.
 func (c *Copy) forget() error {
 	return c.disk.ask(func(m *qmp.Monitor) error {
 		return errors.Join(m.Ask("job-dismiss", map[string]any{"id": copyNode}, nil), m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil))
 	})
 }
 
-// Close ends the copy, whole or not, and removes its file.
+// Close ends the copy, complete or not, and removes its file.
 func (c *Copy) Close() error {
 	for begun := time.Now(); time.Since(begun) < startTime; time.Sleep(copyLook) {
 		now, err := c.job()
-		if err != nil { // the daemon is gone, and the job with it
+		if err != nil { // the daemon has ended, and the job with it
 			break
 		}
 		if now == nil {
-			_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil) }) // there may be none
+			_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil) }) // there may be no node
 			break
 		}
 		if now.Status == "concluded" {
@@ -159,8 +160,9 @@ func (d *Disk) facts() (f Facts, err error) {
 	return f, err
 }
 
-// Restore puts the disk back to a state that a Copy had. read writes that state to a file. Nobody may use the disk meanwhile; its daemon is
-// ended. f describes the disk, which is made if there is none. It is done once for each id: the description that is returned has the id.
+// Restore puts the disk back to a state that a Copy had; read writes that state to a file. Nobody may use the disk
+// meanwhile. Restore ends the disk's daemon. f describes the disk, which Restore makes if it does not exist. A second
+// Restore with the same id does nothing. The returned description lists the id.
 func Restore(folder, run, uid, id string, f Facts, user User, read func(to string) error) (Facts, error) {
 	d := Open(folder, run, uid)
 	if have, err := d.facts(); err == nil {
@@ -182,7 +184,7 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 	if err := errors.Join(os.RemoveAll(part), os.MkdirAll(part, 0o700)); err != nil {
 		return err
 	}
-	defer os.RemoveAll(part) // fails harmlessly after the renaming
+	defer os.RemoveAll(part) // fails harmlessly after the rename
 	image := filepath.Join(part, imageName)
 	if err := inOrder(func() error { return read(image) }, func() error { return finish(part, f, user) }); err != nil {
 		return err
@@ -191,7 +193,8 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 	if _, err := os.Stat(d.dir); errors.Is(err, fs.ErrNotExist) {
 		return inOrder(func() error { return os.Rename(part, d.dir) }, func() error { return durable.SyncDir(folder) })
 	}
-	// The disk is never missing: an order that comes too late would not make it again.
+	// The image is replaced in place, so the disk is never missing. A missing disk would have to be made again, and a late
+	// order would not do that.
 	return inOrder(
 		func() error { return os.Rename(image, filepath.Join(d.dir, imageName)) },
 		func() error { return durable.SyncDir(d.dir) },

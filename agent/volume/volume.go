@@ -1,5 +1,5 @@
-// Package volume keeps a volume's disk on a host, and serves it at a Unix socket by qemu-storage-daemon, a process that outlives the
-// agent.
+// Package volume keeps a volume's disk on a host, and serves it at a Unix socket by qemu-storage-daemon, a process that
+// outlives the agent.
 package volume
 
 import (
@@ -22,17 +22,17 @@ import (
 	"watari/internal/qmp"
 )
 
-// Facts describe a volume; they lie beside its disk.
+// Facts describe a volume. They are stored in a file beside its disk.
 type Facts struct {
 	Name      string `json:"name"`
 	Owner     string `json:"owner"`
 	OwnerUID  string `json:"owner_uid"`
 	SizeBytes uint64 `json:"size_bytes"`
-	// Generation grows each time that the volume gets another host.
+	// Generation grows whenever the volume moves to another host.
 	Generation uint64 `json:"generation,omitempty"`
-	// Seal is the manager's (VolumeFacts.seal).
+	// Seal is the manager's seal (VolumeFacts.seal).
 	Seal []byte `json:"seal,omitempty"`
-	// Restored are the latest restores in which the disk was put back to a checkpoint, the last one last.
+	// Restored lists the ids of the latest restores of the disk from a checkpoint, the last one last.
 	Restored []string `json:"restored,omitempty"`
 }
 
@@ -41,22 +41,22 @@ type User struct{ UID, GID int }
 
 // Disk is a volume's disk on this host.
 type Disk struct {
-	dir string // with the disk and its description
-	run string // with the daemon's sockets
+	dir string // folder of the disk and its description
+	run string // folder of the daemon's sockets
 }
 
 const (
 	imageName = "disk.qcow2"
 	factsName = "volume.json"
-	partName  = ".new" // suffix of a folder that is not whole
-	// export is the disk's name at the socket (vm.VolumeExport).
+	partName  = ".new" // suffix of an incomplete folder
+	// export is the name under which the disk is served (vm.VolumeExport).
 	export = "volume"
-	// startTime is how long the daemon may take to answer, and askTime one request to it.
+	// startTime is how long the daemon may take to answer after its start; askTime is how long one request may take.
 	startTime = 10 * time.Second
 	askTime   = 5 * time.Second
 )
 
-// Missing says which program the host lacks to keep volumes; nil: none.
+// Missing returns an error that names the programs for volumes that the host lacks; nil: none.
 func Missing() error {
 	var missing []error
 	for _, program := range []string{"mkfs.ext4", "qemu-img", "qemu-storage-daemon"} {
@@ -67,7 +67,7 @@ func Missing() error {
 	return errors.Join(missing...)
 }
 
-// Sweep removes what is not whole from a folder. Nothing may be under way in it.
+// Sweep removes incomplete volumes from a folder. No call of this package may be under way in the folder.
 func Sweep(folder string) error {
 	parts, err := filepath.Glob(filepath.Join(folder, "*"+partName))
 	for _, part := range parts {
@@ -101,12 +101,12 @@ func List(folder string) (map[string]Facts, error) {
 	return found, err
 }
 
-// Open returns a volume's disk. run is for the daemon's sockets; its path has to be short.
+// Open returns a volume's disk. The folder run is for the daemon's sockets; its path must be short.
 func Open(folder, run, uid string) *Disk {
 	return &Disk{dir: filepath.Join(folder, uid), run: filepath.Join(run, uid)}
 }
 
-// Create makes the disk with an empty file system (ext4). It appears whole, or not at all.
+// Create makes the disk with an empty file system (ext4). The disk appears complete, or not at all.
 func Create(ctx context.Context, folder, uid string, f Facts, user User) error {
 	dir := filepath.Join(folder, uid)
 	if _, err := os.Stat(dir); err == nil {
@@ -116,7 +116,7 @@ func Create(ctx context.Context, folder, uid string, f Facts, user User) error {
 	if err := errors.Join(os.RemoveAll(part), os.MkdirAll(part, 0o700)); err != nil {
 		return err
 	}
-	defer os.RemoveAll(part) // fails harmlessly after the renaming
+	defer os.RemoveAll(part) // fails harmlessly after the rename
 	raw, image := filepath.Join(part, "raw"), filepath.Join(part, imageName)
 	err := inOrder(
 		func() error { return os.WriteFile(raw, nil, 0o600) },
@@ -133,7 +133,7 @@ func Create(ctx context.Context, folder, uid string, f Facts, user User) error {
 	return nil
 }
 
-// finish makes a folder with a disk whole: what is in it is on disk, and QEMU's.
+// finish completes a folder with a disk: it syncs the disk, makes QEMU's user its owner, and writes its description.
 func finish(part string, f Facts, user User) error {
 	image := filepath.Join(part, imageName)
 	return inOrder(
@@ -143,7 +143,7 @@ func finish(part string, f Facts, user User) error {
 		func() error { return writeFacts(part, f) })
 }
 
-// Describe replaces what lies beside a volume's disk.
+// Describe replaces the description of a volume.
 func Describe(folder, uid string, f Facts) error { return writeFacts(filepath.Join(folder, uid), f) }
 
 func writeFacts(dir string, f Facts) error {
@@ -154,7 +154,7 @@ func writeFacts(dir string, f Facts) error {
 	return durable.WriteFile(filepath.Join(dir, factsName), text, 0o600)
 }
 
-// inOrder takes steps until one fails.
+// inOrder calls steps until one fails.
 func inOrder(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -164,7 +164,7 @@ func inOrder(steps ...func() error) error {
 	return nil
 }
 
-// command runs a program; the error has what it said.
+// command runs a program. The error contains the program's output.
 func command(ctx context.Context, name string, args ...string) error {
 	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
@@ -180,7 +180,7 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Socket is where the disk is served.
+// Socket returns the path of the socket at which the disk is served.
 func (d *Disk) Socket() string { return filepath.Join(d.run, "nbd.sock") }
 
 func (d *Disk) monitor() string { return filepath.Join(d.run, "qmp.sock") }
@@ -197,12 +197,12 @@ func (d *Disk) Served() bool {
 	return true
 }
 
-// Serve starts the daemon if it does not run.
+// Serve starts the daemon unless one already answers.
 func (d *Disk) Serve(ctx context.Context, user User) error {
 	if d.Served() {
 		return nil
 	}
-	d.kill() // one that does not answer
+	d.kill() // a daemon that does not answer
 	if _, err := os.Stat(d.dir); err != nil {
 		return fmt.Errorf("serve a volume: its disk is missing: %w; is the file system mounted on which it lies?", err)
 	}
@@ -246,7 +246,7 @@ func (d *Disk) Serve(ctx context.Context, user User) error {
 	return errors.New("serve a volume: qemu-storage-daemon does not answer")
 }
 
-// kill ends the daemon that the pid file names, if it is one.
+// kill kills the process that the pid file names, if that process is the daemon.
 func (d *Disk) kill() {
 	text, err := os.ReadFile(d.pidFile())
 	if err != nil {
@@ -262,7 +262,7 @@ func (d *Disk) kill() {
 	}
 	defer unix.Close(handle)
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || !strings.Contains(string(line), d.pidFile()) { // another process has the number now
+	if err != nil || !strings.Contains(string(line), d.pidFile()) { // another process has this pid now
 		return
 	}
 	_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
@@ -286,7 +286,7 @@ func (d *Disk) Delete() error {
 	return errors.Join(os.RemoveAll(d.run), os.RemoveAll(gone))
 }
 
-// UsedBytes returns how much of the host's disk the volume takes.
+// UsedBytes returns how much of the host's disk the volume uses.
 func (d *Disk) UsedBytes() uint64 {
 	var stat unix.Stat_t
 	if unix.Stat(filepath.Join(d.dir, imageName), &stat) != nil {

@@ -51,7 +51,7 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	if used := d.UsedBytes(); used == 0 || used > 64<<20 {
 		t.Errorf("an empty disk takes %d bytes", used)
 	}
-	for range 2 { // it is not started twice, and is started again when it was killed
+	for range 2 { // the second Serve starts no daemon; after a kill, Serve starts it again
 		for range 2 {
 			if err := d.Serve(ctx, user); err != nil {
 				t.Fatal(err)
@@ -77,7 +77,8 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	}
 }
 
-// A disk is put back to the state that it had when a copy began, whatever was written since. A copy that was left behind is in nobody's way.
+// A disk is put back to the state that it had when a copy began, whatever was written since. A copy that was left behind is
+// no obstacle.
 func TestADiskIsPutBackToItsState(t *testing.T) {
 	needs(t)
 	ctx, folder, run, user := context.Background(), t.TempDir(), t.TempDir(), User{}
@@ -116,7 +117,7 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 		want []string
 	}{
 		{"first", []string{"read -P 1 64M 32M", "read -P 0 96M 16M", "write -P 3 64M 1M"}},
-		{"first", []string{"read -P 3 64M 1M"}}, // once for each id
+		{"first", []string{"read -P 3 64M 1M"}}, // Restore does nothing for an id it already has
 		{"second", []string{"read -P 1 64M 32M"}},
 	} {
 		_, err := Restore(folder, run, uid, restore.id, facts, user, read)

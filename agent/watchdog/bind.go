@@ -1,6 +1,6 @@
 package watchdog
 
-// bind.go - binds the life of a process to this one's.
+// bind.go - makes the kernel kill a process when this process ends.
 
 import (
 	"errors"
@@ -11,13 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bind makes the kernel kill a process when this one ends, however that happens. ended is closed when the process has ended. Only its
-// main thread is traced, which receives few signals; they are passed on. See ptrace(2), PTRACE_SEIZE and PTRACE_O_EXITKILL.
+// bind makes the kernel kill a process when this process ends, for whatever reason. ended is closed when the traced process
+// has ended. Only its main thread is traced. That thread receives few signals, and follow passes them on. See ptrace(2),
+// PTRACE_SEIZE and PTRACE_O_EXITKILL.
 func bind(pid int) (ended <-chan struct{}, err error) {
 	done := make(chan struct{})
 	began := make(chan error, 1)
 	go func() {
-		// The tracer is a thread. It is not unlocked, so it ends with this goroutine, when the process has ended.
+		// The tracer is this thread. It stays locked, so the thread ends with this goroutine, when the traced process has
+		// ended.
 		runtime.LockOSThread()
 		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_EXITKILL, 0, 0); errno != 0 {
 			began <- fmt.Errorf("trace process %d: %w", pid, errno)
@@ -33,7 +35,7 @@ func bind(pid int) (ended <-chan struct{}, err error) {
 	return done, nil
 }
 
-// follow lets a traced thread go on whenever it stops, until it has ended.
+// follow resumes a traced thread whenever it stops, until the thread has ended.
 func follow(pid int) {
 	for {
 		var status unix.WaitStatus
@@ -47,7 +49,7 @@ func follow(pid int) {
 		request, signal := unix.PTRACE_CONT, uintptr(0)
 		switch event := int(status) >> 16; {
 		case event == unix.PTRACE_EVENT_STOP && stops(status.StopSignal()):
-			request = unix.PTRACE_LISTEN // it is stopped, and stays so until SIGCONT
+			request = unix.PTRACE_LISTEN // the thread stays stopped until SIGCONT
 		case event == 0:
 			signal = uintptr(status.StopSignal())
 		}
@@ -55,7 +57,7 @@ func follow(pid int) {
 	}
 }
 
-// stops reports whether a signal stops a process.
+// stops reports whether a signal stops a process by default.
 func stops(s syscall.Signal) bool {
 	return s == syscall.SIGSTOP || s == syscall.SIGTSTP || s == syscall.SIGTTIN || s == syscall.SIGTTOU
 }

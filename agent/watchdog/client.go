@@ -1,6 +1,6 @@
 package watchdog
 
-// client.go - the agent's end: starts the watchdog if there is none, and tells it of guests.
+// client.go - the agent's end: starts the watchdog if none runs, and tells it of guests.
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Times of the client.
+// Time limits of the client.
 const (
 	answerTime = 3 * time.Second
 	startTime  = 10 * time.Second
@@ -26,13 +26,13 @@ type Client struct {
 	Command func() *exec.Cmd
 
 	mu   sync.Mutex
-	conn net.Conn // nil: none
+	conn net.Conn // nil: not connected
 	in   *json.Decoder
 }
 
-// Keep tells the watchdog all guests with leases, and until when each may run, by Clock. When it returns nil, the watchdog ends each of
-// them then, unless a later call says otherwise. unguarded says which of them would outlive a death of the watchdog, and why. Keep starts
-// a watchdog if there is none and guests is not empty.
+// Keep tells the watchdog all guests with leases, and until when each may run, by Clock. After Keep has returned nil, the
+// watchdog ends each guest at its time, unless a later call extends it. unguarded has the guests that would outlive the
+// watchdog, and the reason. Keep starts a watchdog if none runs and guests is not empty.
 func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +43,7 @@ func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]str
 	return r.Unguarded, err
 }
 
-// Kept returns what the watchdog knows; nothing if there is none.
+// Kept returns the guests that the watchdog knows, and until when each may run; nil: no watchdog answers.
 func (c *Client) Kept() map[string]time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *Client) Kept() map[string]time.Duration {
 	return r.Guests
 }
 
-// ask asks the watchdog, twice if the connection is an old one.
+// ask sends a request to the watchdog. If an existing connection fails, it connects once more.
 func (c *Client) ask(r Request, start bool) (Response, error) {
 	if c.conn != nil {
 		if answer, err := c.exchange(r); err == nil {
@@ -63,7 +63,7 @@ func (c *Client) ask(r Request, start bool) (Response, error) {
 	}
 	if err := c.connect(start); err != nil {
 		if !start {
-			return Response{}, nil // there is none, so it knows nothing
+			return Response{}, nil // no watchdog runs, so none knows any guests
 		}
 		return Response{}, fmt.Errorf("reach the watchdog, which ends guests whose leases end: %w", err)
 	}
@@ -87,12 +87,12 @@ func (c *Client) exchange(r Request) (answer Response, err error) {
 	return answer, err
 }
 
-// connect connects to the watchdog, and starts one if there is none.
+// connect connects to the watchdog. If none runs and start is true, it starts one.
 func (c *Client) connect(start bool) error {
 	conn, err := net.Dial("unix", c.Path)
 	if err != nil && start {
 		command := c.Command()
-		command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // what ends the agent must not end it
+		command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // signals to the agent's session must not reach the watchdog
 		if err := command.Start(); err != nil {
 			return err
 		}

@@ -1,9 +1,9 @@
-// Package watchdog ends guests whose leases end, whatever happens to the agent. It is a process of its own, which outlives the agent;
-// `watari-agent watchdog` is it.
+// Package watchdog ends guests whose leases end, whatever happens to the agent. The watchdog is a separate process, which
+// outlives the agent; `watari-agent watchdog` runs it.
 //
-// The agent tells it all guests with leases, and until when each may run (Client.Keep). At that time it kills the guest's QEMU. It
-// also traces QEMU's main thread (ptrace, with PTRACE_O_EXITKILL), so that the kernel kills QEMU if the watchdog itself dies. So a guest
-// with a lease never runs without something that ends it.
+// The agent tells the watchdog all guests with leases, and until when each may run (Client.Keep). At that time the watchdog
+// kills the guest's QEMU. It also traces QEMU's main thread (ptrace, with PTRACE_O_EXITKILL), so that the kernel kills QEMU
+// if the watchdog itself dies. So a guest with a lease always has something that ends it.
 package watchdog
 
 import (
@@ -21,35 +21,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Request is what an agent tells a watchdog, one JSON object a line. Guests replaces what the watchdog knew; nil: the agent only asks.
+// Request is an agent's request to a watchdog, one JSON object a line. Guests replaces the watchdog's list; nil: the agent
+// only asks.
 type Request struct {
-	Guests map[string]time.Duration `json:"guests"` // uid: until when it may run, by Clock
+	Guests map[string]time.Duration `json:"guests"` // by uid: until when the guest may run, by Clock
 }
 
-// Response is what the watchdog knows afterwards.
+// Response is the watchdog's list after a request.
 type Response struct {
 	Guests map[string]time.Duration `json:"guests"`
-	// Unguarded says why the kernel does not kill a guest if the watchdog dies, by uid.
+	// Unguarded has the guests that the kernel does not kill if the watchdog dies, by uid, with the reason.
 	Unguarded map[string]string `json:"unguarded,omitempty"`
 }
 
-// Clock returns the time since the host's boot, times of sleep included.
+// Clock returns the time since the host's boot, including time in sleep.
 func Clock() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		panic(fmt.Sprintf("read the clock: %v", err)) // every kernel has it
+		panic(fmt.Sprintf("read the clock: %v", err)) // unreachable: every kernel has this clock
 	}
 	return time.Duration(t.Nano())
 }
 
 const (
-	// lookEvery is how often processes of guests are looked for that it does not trace yet.
+	// lookEvery is the time between two searches for guests' processes that are not traced yet.
 	lookEvery = 500 * time.Millisecond
-	// endEvery is the same while guests are to end.
+	// endEvery is the same time while a guest whose lease has ended still runs.
 	endEvery = 100 * time.Millisecond
-	// idleTime is how long a watchdog without guests and without an agent stays.
+	// idleTime is how long a watchdog runs without guests and agents.
 	idleTime = 10 * time.Second
-	// lateTime is how long a guest is remembered whose lease has ended: an agent that hangs, or a hypervisor, may start it late.
+	// lateTime is how long a guest stays in the list after its lease: a hanging agent or hypervisor may start it late.
 	lateTime = 15 * time.Minute
 )
 
@@ -64,15 +65,16 @@ type Watchdog struct {
 
 	mu       sync.Mutex
 	guests   map[string]time.Duration
-	traced   map[int]bool      // processes that end with this one
-	refused  map[string]string // why a guest's process cannot be traced
-	agents   int               // connections
-	idle     time.Duration     // since when it has neither guests nor agents
+	traced   map[int]bool      // pids of processes that the kernel kills if the watchdog dies
+	refused  map[string]string // by uid: why a guest's process cannot be traced
+	agents   int               // number of connections
+	idle     time.Duration     // since when there are neither guests nor agents
 	wake     chan struct{}
 	listener net.Listener
 }
 
-// Serve is the watchdog's work. It returns when it is needed no more. Only one process serves a path; another one gets an error.
+// Serve runs the watchdog. It returns when the watchdog is no longer needed. Only one process can serve a path; another one
+// gets an error.
 func (w *Watchdog) Serve(path string) error {
 	unlock, err := lock(path + ".lock")
 	if err != nil {
@@ -114,7 +116,7 @@ func (w *Watchdog) begin() {
 	w.idle = w.clock()
 }
 
-// lock makes sure that one watchdog serves a path.
+// lock makes sure that only one watchdog serves a path.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -141,7 +143,7 @@ func (w *Watchdog) accept() {
 	}
 }
 
-// serve answers an agent.
+// serve answers an agent's requests.
 func (w *Watchdog) serve(conn net.Conn) {
 	defer conn.Close()
 	w.agent(1)
@@ -168,7 +170,7 @@ func (w *Watchdog) agent(change int) {
 	w.mu.Unlock()
 }
 
-// take takes up what an agent says.
+// take carries out a request. It never shortens a guest's time.
 func (w *Watchdog) take(r Request) Response {
 	w.mu.Lock()
 	if r.Guests != nil {
@@ -194,7 +196,8 @@ func (w *Watchdog) take(r Request) Response {
 	return known
 }
 
-// look traces new processes and ends those whose time has come. It returns when to look again; done: the watchdog is needed no more.
+// look traces new processes, and kills those of guests whose time has come. It returns how long to wait until the next call;
+// done: the watchdog is no longer needed.
 func (w *Watchdog) look() (wait time.Duration, done bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -236,7 +239,7 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 	return wait, false
 }
 
-// trace makes sure that a process ends with this one. w.mu is held.
+// trace makes the kernel kill a process when the watchdog ends. The caller holds w.mu.
 func (w *Watchdog) trace(pid int) error {
 	if w.traced[pid] {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestMain is a watchdog if the environment says so. Its guests are processes whose pids are their uids.
+// TestMain runs a watchdog if the environment asks for it. The uids of its guests are pids.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("WATCHDOG_PATH"); path != "" {
 		list := func() (map[string][]int, error) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// guest is a process that stands for a guest's QEMU.
+// guest is a process that stands in for a guest's QEMU.
 type guest struct {
 	uid   string
 	pid   int
@@ -123,13 +123,13 @@ func TestAGuestEndsWithItsLease(t *testing.T) {
 	keep(t, c, map[string]time.Duration{a.uid: Clock() + time.Second, b.uid: Clock() + time.Minute})
 	a.ends(t, 3*time.Second)
 	b.lives(t, 200*time.Millisecond)
-	// An agent that has died takes nothing away, and the next one learns what is known.
+	// If the agent dies, the watchdog keeps its list, and the next agent can read it.
 	c.conn.Close()
 	next := &Client{Path: c.Path}
 	if known := next.Kept(); len(known) != 2 || known[b.uid] < Clock()+30*time.Second {
 		t.Errorf("the next agent learns of %v", known)
 	}
-	if _, err := next.Keep(map[string]time.Duration{b.uid: Clock()}); err != nil { // a lease is never cut short
+	if _, err := next.Keep(map[string]time.Duration{b.uid: Clock()}); err != nil { // a lease is never shortened
 		t.Fatal(err)
 	}
 	b.lives(t, 300*time.Millisecond)
@@ -169,7 +169,7 @@ func TestAnIdleWatchdogEndsAndIsStartedAgain(t *testing.T) {
 	w.clock = func() time.Duration { return now }
 	w.begin()
 	w.take(Request{Guests: map[string]time.Duration{"a": time.Minute}})
-	for now < time.Minute+lateTime { // a guest may still be started late
+	for now < time.Minute+lateTime { // a hanging agent may still start the guest
 		if _, done := w.look(); done {
 			t.Fatalf("it ends after %v", now)
 		}
@@ -208,7 +208,7 @@ func TestKeptWithoutAWatchdog(t *testing.T) {
 	if known := c.Kept(); len(known) != 0 {
 		t.Errorf("Kept = %v", known)
 	}
-	if _, err := c.Keep(nil); err != nil { // nothing to keep
+	if _, err := c.Keep(nil); err != nil { // no guests, so no watchdog is started
 		t.Error(err)
 	}
 }

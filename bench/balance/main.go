@@ -1,7 +1,8 @@
-// Balance repeats an experiment of the paper "MPI environment on the grid": three MPI jobs of 4, 2 and 2 ranks, of one guest each, are
-// started on two of four hosts, with and without the policy that balances load. It writes build/reports/bench-balance.json.
+// Balance repeats an experiment of the paper "MPI environment on the grid": three MPI jobs of 4, 2 and 2 ranks, with one
+// rank per guest, start on two of four hosts, with and without the policy that balances load. It writes
+// build/reports/bench-balance.json.
 //
-// The hosts of the lab are on one machine. Each is limited to a part of a processor, so that four of them fit on two.
+// All hosts of the lab are on one machine. Each is limited to a part of a CPU, so that four of them fit on two.
 package main
 
 import (
@@ -43,7 +44,7 @@ const (
 	policy = "balance: {interval: 5s, cool_down: 5m}\n"
 )
 
-// ranks are the ranks of the jobs.
+// ranks has the number of ranks of each job.
 var ranks = []int{4, 2, 2}
 
 func main() {
@@ -70,7 +71,7 @@ func bench(runs, steps int, cpus float64) error {
 	if err != nil {
 		return err
 	}
-	times := map[bool][][]float64{} // by job
+	times := map[bool][][]float64{} // for each job
 	sums := map[bool][]float64{}
 	var moves []float64
 	for run := range runs {
@@ -117,7 +118,7 @@ func bench(runs, steps int, cpus float64) error {
 
 func cluster(i int) string { return fmt.Sprintf("bal-%d", i) }
 
-// measure runs the jobs once, and returns their times, and how many moves the policy has made.
+// measure runs the jobs once, and returns their times, and the number of moves that the policy has made.
 func measure(s *system.System, steps int, on bool) (took []float64, moves int, err error) {
 	idle := []string{"a3", "a4"}
 	for _, host := range idle {

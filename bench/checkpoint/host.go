@@ -65,7 +65,7 @@ type host struct {
 	spec   vm.Spec
 }
 
-// startHost makes a host, and what its guest boots from.
+// startHost makes a host, and its guest's boot files.
 func startHost() (*host, error) {
 	folder, err := os.MkdirTemp("/var/tmp", "wbc") // short: the path of a Unix socket has at most 107 bytes
 	if err != nil {
@@ -116,7 +116,7 @@ func (h *host) close() {
 	_ = os.RemoveAll(h.folder)
 }
 
-// boot boots the guest, and returns when it has filled its memory.
+// boot boots the guest, and returns when the guest has filled its memory.
 func (h *host) boot(ctx context.Context, memory, written int) error {
 	h.spec = vm.Spec{UID: uuid.NewString(), Name: "guest", VCPUs: 1, MemoryBytes: uint64(memory) << 20,
 		Kernel: filepath.Join(h.folder, "vmlinuz"), Initrd: filepath.Join(h.folder, "initrd"),
@@ -131,7 +131,7 @@ func (h *host) boot(ctx context.Context, memory, written int) error {
 
 func (h *host) console() string { return filepath.Join(h.folder, "console.log") }
 
-// count is the last number that the guest has written to its console; 0: none.
+// count returns the last number that the guest has written to its console; 0: none.
 func (h *host) count() (n int) {
 	text, err := os.ReadFile(h.console())
 	if err != nil {
@@ -144,7 +144,7 @@ func (h *host) count() (n int) {
 	return n
 }
 
-// await waits until the guest has counted on from a number.
+// await waits until the guest has counted beyond a number.
 func (h *host) await(from int) error {
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if h.count() > from {

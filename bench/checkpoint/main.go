@@ -1,5 +1,5 @@
-// Checkpoint measures what a checkpoint of one guest costs: how long the guest stands, how much slower it runs while its
-// memory is written, and how large the file is. The guest writes to its memory at random. It compares that with `virsh
+// Checkpoint measures the cost of a checkpoint of one guest: how long the guest is paused, how much slower it runs while its
+// memory is written, and how large the file is. The guest writes to its memory at random. It compares this cost with `virsh
 // save` of the same guest. It writes build/reports/bench-checkpoint.json.
 package main
 
@@ -22,23 +22,23 @@ import (
 type checkpointReport struct {
 	report.Header
 	MemoryMiB  int           `json:"memory_mib"`
-	WrittenMiB int           `json:"written_mib"`    // to which the guest writes
+	WrittenMiB int           `json:"written_mib"`    // memory to which the guest writes
 	Quiet      report.Stat   `json:"quiet_stall_ms"` // the longest silence of the undisturbed guest
 	Stopped    report.Stat   `json:"stopped_ms"`     // from the order to stop until the guest runs again
 	Stall      report.Stat   `json:"stall_ms"`       // the longest silence of the guest until the file is on disk
 	Total      report.Stat   `json:"total_s"`
-	Slowdown   report.Stat   `json:"slowdown"` // the share of its writes that the guest does not do meanwhile
+	Slowdown   report.Stat   `json:"slowdown"` // part of its writes that the guest does not do during the checkpoint
 	State      report.Stat   `json:"state_mib"`
 	File       report.Stat   `json:"file_mib"`
-	Increment  report.Stat   `json:"increment"`     // a second file that builds on the first, as a part of that
-	Restore    report.Stat   `json:"restore_s"`     // from the file until the guest counts on
-	Save       report.Stat   `json:"virsh_save_ms"` // how long the guest stands while virsh saves it; it then has to be restored
+	Increment  report.Stat   `json:"increment"`     // size of a second file that builds on the first, divided by the first's
+	Restore    report.Stat   `json:"restore_s"`     // from the file until the guest continues to count
+	Save       report.Stat   `json:"virsh_save_ms"` // pause of the guest while virsh saves it; it must then be restored
 	SaveStall  report.Stat   `json:"virsh_save_and_restore_ms"`
 	Ratio      report.Stat   `json:"stall_by_virsh_save"`
 	Goals      []report.Goal `json:"goals"`
 }
 
-const pause = 3 * time.Second // of undisturbed running
+const pause = 3 * time.Second // duration of an undisturbed span
 
 func main() {
 	runs := flag.Int("runs", 3, "repetitions")
@@ -121,7 +121,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 	if err := h.save(note); err != nil {
 		return err
 	}
-	// An increment, of which only the size is noted.
+	// An increment, of which only the size is recorded.
 	second := filepath.Join(h.folder, "second")
 	base := checkpoint.Stored{Path: path, File: file}
 	increment, _, err := h.checkpoint(ctx, second, key, checkpoint.LoadBase(base), func(string, float64) {})
@@ -132,7 +132,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 	return h.restore(ctx, []checkpoint.Stored{base, {Path: second, File: increment}}, key, note)
 }
 
-// checkpoint takes and writes a checkpoint: all of the state, or, if base is not nil, what differs from an earlier one.
+// checkpoint takes and writes a checkpoint: the complete state, or, if base is not nil, the differences from an earlier one.
 func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, base *checkpoint.Base, note func(string, float64)) (f checkpoint.File, during watch, err error) {
 	s, err := h.driver.PrepareSnapshot(ctx, h.spec.UID, filepath.Join(h.folder, "pipe"))
 	if err != nil {

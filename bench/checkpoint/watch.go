@@ -1,20 +1,20 @@
 package main
 
-// watch.go - watches the guest's console from outside: a guest does not notice that it stands.
+// watch.go - watches the guest's console from outside, because a guest does not notice its pauses.
 
 import (
 	"os"
 	"time"
 )
 
-// watch is what a guest did from one moment to another.
+// watch is a guest's activity from one moment to another.
 type watch struct {
-	longest time.Duration // the longest time in which it wrote nothing to its console
-	written int           // how many pages it wrote to
+	longest time.Duration // longest time without output on its console
+	written int           // number of pages that it wrote to
 	lasted  time.Duration
 }
 
-// rate is the number of pages that the guest wrote to in a second.
+// rate returns the number of pages that the guest wrote to per second.
 func (w watch) rate() float64 { return float64(w.written) / w.lasted.Seconds() }
 
 // watchGuest watches the guest until the returned function is called.

@@ -1,6 +1,6 @@
-// Cut measures what a checkpoint of a whole cluster costs an MPI program: four guests of 512 MiB on two sites run one that exchanges all the
-// time. It compares that with saving all guests at once by `virsh save`, and a restore with starting again from zero. It writes
-// build/reports/bench-cut.json.
+// Cut measures the cost of a checkpoint of a whole cluster for an MPI program: four guests of 512 MiB on two sites run a
+// program that exchanges messages all the time. It compares the checkpoint with saving all guests at once by `virsh save`,
+// and a restore with a new start of the program. It writes build/reports/bench-cut.json.
 package main
 
 import (
@@ -23,17 +23,17 @@ type cutReport struct {
 	Guests     int           `json:"guests"`
 	Memory     string        `json:"memory"`
 	QuietStall report.Stat   `json:"quiet_stall_ms"` // the program's longest beat without a checkpoint
-	Stood      report.Stat   `json:"stood_ms"`       // how long the guest that stood longest stood
+	Stood      report.Stat   `json:"stood_ms"`       // longest pause of a guest
 	Stall      report.Stat   `json:"stall_ms"`       // the program's longest beat during a checkpoint
-	Total      report.Stat   `json:"total_s"`        // of a checkpoint
-	Slowdown   report.Stat   `json:"slowdown"`       // the part of its beats that the program does not do meanwhile
+	Total      report.Stat   `json:"total_s"`        // duration of a checkpoint
+	Slowdown   report.Stat   `json:"slowdown"`       // part of its beats that the program does not do during the checkpoint
 	Full       report.Stat   `json:"full_mib"`       // all files of the first checkpoint
-	Increment  report.Stat   `json:"increment"`      // of the second, as a part of that
+	Increment  report.Stat   `json:"increment"`      // size of the second checkpoint's files, divided by the first's
 	Save       report.Stat   `json:"virsh_save_ms"`  // until all guests are saved by virsh, at once
 	Ratio      report.Stat   `json:"stall_by_virsh_save"`
-	Restore    report.Stat   `json:"restore_s"` // from the command until the program goes on
-	Start      report.Stat   `json:"start_s"`   // of the cluster, until it is ready
-	Zero       report.Stat   `json:"zero_s"`    // start, and what the program had done when the checkpoint was made
+	Restore    report.Stat   `json:"restore_s"` // from the command until the program continues
+	Start      report.Stat   `json:"start_s"`   // time until the cluster is ready
+	Zero       report.Stat   `json:"zero_s"`    // start, plus the time that the program had run when the checkpoint was made
 	Sooner     report.Stat   `json:"zero_by_restore"`
 	Goals      []report.Goal `json:"goals"`
 }
@@ -42,10 +42,10 @@ const (
 	cluster = "cut"
 	guests  = 4
 	memory  = "512M"
-	warm    = 60 * time.Second // that the program runs before the first checkpoint, as long as the demo's takes
+	warm    = 60 * time.Second // run time of the program before the first checkpoint, as long as in the demo
 )
 
-// figures are those of one run.
+// figures are the figures of one run.
 type figures struct {
 	start, restore, save                             time.Duration
 	quietStall, stood, stall, total, slowdown        []float64
@@ -129,7 +129,8 @@ func bench(runs int) error {
 	return report.Tell(r.Goals, out)
 }
 
-// measure makes a cluster, runs the program, makes two checkpoints under it, saves its guests by virsh, and goes back to the last checkpoint.
+// measure makes a cluster, runs the program, makes two checkpoints meanwhile, saves the guests by virsh, and restores the
+// last checkpoint.
 func measure(s *system.System) (f figures, err error) {
 	begun := time.Now()
 	if _, err := s.Watari("cluster", "create", cluster, "--guests", fmt.Sprint(guests), "--memory", memory, "--image", s.Image, "--spread", "site", "--wait"); err != nil {
@@ -171,7 +172,7 @@ func measure(s *system.System) (f figures, err error) {
 	return f, fmt.Errorf("the program did not go on within %s after the restore", 5*time.Minute)
 }
 
-// checkpoint makes a checkpoint, and notes what the program felt. quiet is the end of the time before the first one.
+// checkpoint makes a checkpoint, and records its effect on the program. quiet is the end of the time before the first one.
 func (f *figures) checkpoint(s *system.System, run string, quiet time.Time) error {
 	var made struct {
 		Started, Ended time.Time
@@ -187,7 +188,7 @@ func (f *figures) checkpoint(s *system.System, run string, quiet time.Time) erro
 	if err := s.JSON(&made, "checkpoint", "create", cluster); err != nil {
 		return err
 	}
-	time.Sleep(2 * time.Second) // until the program has printed what it felt
+	time.Sleep(2 * time.Second) // until the program has printed its beats
 	beats, err := logged(s, run)
 	if err != nil {
 		return err
@@ -212,7 +213,8 @@ func (f *figures) checkpoint(s *system.System, run string, quiet time.Time) erro
 	return nil
 }
 
-// saveAll saves all guests by virsh at once, and lets them go on. The agents are stopped meanwhile, and find everything unchanged.
+// saveAll saves all guests by virsh at once, and restores them. The agents are stopped meanwhile, and find everything
+// unchanged.
 func (f *figures) saveAll(s *system.System) error {
 	var list []struct {
 		Meta struct{ Name string }
@@ -250,14 +252,14 @@ func (f *figures) saveAll(s *system.System) error {
 	return together("virsh -q -c qemu:///system restore --running /var/lib/watari/agent/%[1]s.save; rm /var/lib/watari/agent/%[1]s.save")
 }
 
-// beat is a line of the program's.
+// beat is a line of the program's output.
 type beat struct {
 	at      time.Time
 	beats   float64
 	longest float64 // ms
 }
 
-// logged reads what the program has printed.
+// logged reads the program's output.
 func logged(s *system.System, run string) (list []beat, err error) {
 	out, err := s.Watari("run", "logs", run)
 	if err != nil {
@@ -275,10 +277,10 @@ func logged(s *system.System, run string) (list []beat, err error) {
 	return list, lines.Err()
 }
 
-// felt is what the program felt in a span of time.
-type felt struct{ rate, longest float64 }
+// effect is the effect on the program in a span of time.
+type effect struct{ rate, longest float64 }
 
-func over(beats []beat, from, to time.Time) (f felt) {
+func over(beats []beat, from, to time.Time) (f effect) {
 	var first, last time.Time
 	for i, b := range beats {
 		if i == 0 || b.at.Before(from) || beats[i-1].at.After(to) {

@@ -1,5 +1,5 @@
-// Grid measures the policies' decisions over many hosts and guests, without hosts: the real core over objects in memory. It
-// writes build/reports/bench-grid.json.
+// Grid measures the policies' decisions for many hosts and guests, without real hosts: the real core with objects in memory.
+// It writes build/reports/bench-grid.json.
 package main
 
 import (
@@ -31,17 +31,17 @@ type gridReport struct {
 	Goals   []report.Goal            `json:"goals"`
 }
 
-// size is what was measured with so many hosts, with ten guests each.
+// size has the figures for a number of hosts with ten guests each.
 type size struct {
 	Hosts    int         `json:"hosts"`
 	Guests   int         `json:"guests"`
-	Samples  report.Stat `json:"samples_ms"` // a sample of each host is evaluated
-	Quiet    report.Stat `json:"quiet_ms"`   // a round in which nothing has changed
+	Samples  report.Stat `json:"samples_ms"` // evaluating a sample of each host
+	Quiet    report.Stat `json:"quiet_ms"`   // a round without changes
 	Withdraw report.Stat `json:"withdraw_ms"`
 	Move     report.Stat `json:"move_ms"`  // the longest round that begins moves, after a tenth of the owners came back
 	Stuck    report.Stat `json:"stuck_ms"` // the longest round while no host has room
-	// Balance and Pack are the longest rounds of these policies: after a tenth of the hosts got too much to do, and while most hosts
-	// could be freed. Spread is on in both.
+	// Balance and Pack are the longest rounds of these policies: after a tenth of the hosts were overloaded, and while most
+	// hosts could be freed. Spread is on in both.
 	Balance report.Stat `json:"balance_ms"`
 	Pack    report.Stat `json:"pack_ms"`
 }
@@ -68,7 +68,7 @@ func bench(runs int) error {
 		var samples, quiet, withdraw, move, stuck, balance, pack []float64
 		for range runs {
 			g := newGrid(hosts, policy.Default)
-			g.round(0) // the first one looks at everything
+			g.round(0) // the first round examines everything
 			samples = append(samples, g.sample(nil))
 			quiet = append(quiet, g.round(time.Second))
 			g.sample(func(i int) bool { return i%10 == 0 })
@@ -190,7 +190,7 @@ func newGrid(hosts int, text string) *grid {
 	return g
 }
 
-// sample evaluates a sample of each host, on some of which the owner is back, and returns the time that takes, ms.
+// sample evaluates a sample of each host, and returns the time for that, ms. back returns the hosts whose owner is back.
 func (g *grid) sample(back func(i int) bool) float64 {
 	begun := time.Now()
 	for i, name := range g.names {
@@ -203,7 +203,8 @@ func (g *grid) sample(back func(i int) bool) float64 {
 	return time.Since(begun).Seconds() * 1000
 }
 
-// use makes new usage: guests use up to one core. On a tenth of the hosts others use most of the processors, if there is contention.
+// use makes new usage: guests use up to one core. With contention, others use most of the processors on a tenth of the
+// hosts.
 func (g *grid) use(contention bool) {
 	g.usage = &core.Usage{Guests: map[string]core.GuestUsage{}, Hosts: map[string]core.HostUsage{}}
 	for i, name := range g.names {
@@ -220,7 +221,7 @@ func (g *grid) use(contention bool) {
 	}
 }
 
-// round decides once, applies the changes, and returns how long the decision took, ms.
+// round decides once, applies the changes, and returns the duration of the decision, ms.
 func (g *grid) round(after time.Duration) float64 {
 	g.now = g.now.Add(after)
 	w := core.World{Objects: g.objects, Now: g.now, Reports: g.reports, Signals: g.watcher.All(g.now), Usage: g.usage}
@@ -245,7 +246,7 @@ func (g *grid) round(after time.Duration) float64 {
 	return took
 }
 
-// moves returns how many moves policies have asked for.
+// moves returns how many moves policies have requested.
 func (g *grid) moves() (n int) {
 	for _, m := range g.objects.Migrations {
 		if m.Policy != "" && !migration.Ended(m.State) {

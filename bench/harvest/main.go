@@ -1,9 +1,9 @@
-// Harvest measures what the owner of a lent machine feels of guests: how soon they begin to leave after the first key, and
-// what an interactive program of the owner waits for its turn, with guests that leave, with guests that no policy bounds, and
-// without guests. It writes build/reports/bench-harvest.json.
+// Harvest measures the effect of guests on the owner of a lent machine: how soon they begin to leave after the first key,
+// and how long an interactive program of the owner waits for the CPU, with guests that leave, with guests that no policy
+// limits, and without guests. It writes build/reports/bench-harvest.json.
 //
-// All hosts of a lab are on one machine. So that the host of the owner does not wait for the others, all its processes are
-// pinned to one processor, and those of the other host, of the manager and of this program to the others.
+// All hosts of a lab are on one machine. To keep the owner's host from waiting for the others, all its processes are pinned
+// to one processor, and those of the other host, of the manager and of this program to the others.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 type harvestReport struct {
 	report.Header
 	FirstPage report.Stat   `json:"first_page_s"` // from the owner's login to the first page on the wire
-	Gone      report.Stat   `json:"gone_s"`       // from there until both guests have left
+	Gone      report.Stat   `json:"gone_s"`       // from the owner's login until both guests have left
 	Alone     report.Stat   `json:"alone_p99_ms"` // an interactive loop of the owner, without guests
 	Leaving   report.Stat   `json:"leaving_p99_ms"`
 	Unbounded report.Stat   `json:"unbounded_p99_ms"` // beside guests, without a policy
@@ -45,9 +45,9 @@ const (
 	lent   = "a1" // the owner's host
 	other  = "a2"
 	guests = 2
-	// span is the time for which the loop runs.
+	// span is the duration of the loop.
 	span = 25 * time.Second
-	// beat is how often the loop's work is due. The work takes about a millisecond.
+	// beat is the period of the loop's work. The work takes about a millisecond.
 	beat = 10 * time.Millisecond
 	// aPage is more than the agent and WireGuard send in a tick, and less than a guest's first megabyte.
 	aPage = 64 << 10
@@ -84,14 +84,14 @@ func main() {
 	}
 }
 
-// interact is the owner's program: each beat it has some work to do, and prints when that was due and how late it was done,
-// in nanoseconds.
+// interact is the owner's program: each beat it has some work to do, and prints when the work was due and how late it was
+// done, in nanoseconds.
 func interact() {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
 	work := make([]byte, 64<<10)
 	rounds := 1
-	for begun := time.Now(); ; rounds++ { // as many as take a millisecond
+	for begun := time.Now(); ; rounds++ { // as many rounds as take a millisecond
 		sha256.Sum256(work)
 		if time.Since(begun) > time.Millisecond {
 			break
@@ -108,7 +108,7 @@ func interact() {
 	}
 }
 
-// watchSent prints, every two milliseconds, what the network's interface has sent.
+// watchSent prints, every two milliseconds, how much the network's interface has sent.
 func watchSent() {
 	for end := time.Now().Add(span); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		text, err := os.ReadFile("/proc/self/net/dev")
@@ -141,7 +141,7 @@ func pairs(out string) (list []pair) {
 	return list
 }
 
-// p99 returns the 99th percentile, in ms, of the loop's lateness up to a time.
+// p99 returns the 99th percentile, in ms, of the loop's lateness until a time.
 func p99(list []pair, until time.Time) (float64, error) {
 	var late []float64
 	for _, p := range list {
@@ -200,7 +200,7 @@ func bench(runs int) error {
 	return report.Tell(r.Goals, out)
 }
 
-// program is this program's path on the lent host, which need not have the folder that it runs from.
+// program is the path of this program on the lent host, which may not have this program's own directory.
 const program = "/tmp/bench-harvest"
 
 // install copies this program to the lent host.
@@ -233,7 +233,7 @@ func measure(s *system.System) (r result, err error) {
 		}
 	}
 	defer s.Watari("cluster", "delete", "bh", "--wait")
-	time.Sleep(5 * time.Second) // the programs begin
+	time.Sleep(5 * time.Second) // the programs start
 	list, err := ownersLoop(s)
 	if err != nil {
 		return r, err
@@ -251,7 +251,7 @@ func measure(s *system.System) (r result, err error) {
 	return r, err
 }
 
-// leave has the owner come back, and waits until the guests have left.
+// leave makes the owner come back, and waits until the guests have left.
 func leave(s *system.System, r *result) error {
 	file := filepath.Join(os.TempDir(), "bench-harvest-policy.yaml")
 	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
@@ -314,8 +314,8 @@ func leave(s *system.System, r *result) error {
 	return err
 }
 
-// arrived returns when the last guest had moved, by the manager's record. Asking for the guests until they have moved does not tell
-// that: two emulated guests keep the other host's processor busy, and there the asking command got no turn for 20 s.
+// arrived returns the end of the last guest's move in the manager's record. Polling the guests would be inaccurate: two
+// emulated guests keep the other host's processor busy, and there the polling command got no CPU time for 20 s.
 func arrived(s *system.System) (last time.Time, err error) {
 	var moves []struct {
 		Source, State string
@@ -378,7 +378,7 @@ func pin(ctx context.Context) {
 			case strings.Contains(string(groups), "/watari-lab/"+lab+"/"+lent):
 				want.Set(0)
 			case strings.Contains(string(groups), "/watari-lab/"+lab+"/"), strings.Contains(string(command), "/watari-"+lab+"/"),
-				filepath.Base(filepath.Dir(filepath.Dir(thread))) == self: // whose children inherit it
+				filepath.Base(filepath.Dir(filepath.Dir(thread))) == self: // child processes inherit the affinity
 				for cpu := 1; cpu < runtime.NumCPU(); cpu++ {
 					want.Set(cpu)
 				}

@@ -30,8 +30,8 @@ type migrateReport struct {
 	StallRatio    report.Stat `json:"stall_ratio"`    // Watari / virsh, longest MPI exchange during a move
 	TotalRatio    report.Stat `json:"total_ratio"`    // Watari / virsh, from command to return
 	TogetherRatio report.Stat `json:"together_ratio"` // four at once / sum of four single moves
-	// TogetherBound is the share of the processors that moves one after the other use: moves at once that do the same work
-	// cannot take less than that.
+	// TogetherBound is the share of the processors that single moves use: concurrent moves that do the same work cannot take
+	// less than that share of the time.
 	TogetherBound report.Stat   `json:"together_bound"`
 	OneByOne      []phase       `json:"one_by_one"`
 	AtOnce        []phase       `json:"at_once"`
@@ -40,7 +40,7 @@ type migrateReport struct {
 	Total         report.Stat   `json:"total_s"`
 	PeerTotal     report.Stat   `json:"peer_total_s"`
 	Downtime      report.Stat   `json:"downtime_ms"`
-	PeerDowntime  report.Stat   `json:"peer_downtime_ms"` // as libvirt gives it
+	PeerDowntime  report.Stat   `json:"peer_downtime_ms"` // as reported by libvirt
 	FarTotal      report.Stat   `json:"far_total_s"`      // to the other site
 	PeerFarTotal  report.Stat   `json:"peer_far_total_s"`
 	FarRatio      report.Stat   `json:"far_total_ratio"`
@@ -83,7 +83,7 @@ func main() {
 	}
 }
 
-// patience is the time limit for agents that come back and for programs that start.
+// patience is the time limit for agents to reconnect and for programs to start.
 var patience = time.Minute
 
 func compile() error {
@@ -121,7 +121,7 @@ func benchWhole(runs int) error {
 	return report.Tell(r.Goals, out)
 }
 
-// wan is between the lab's sites for far.
+// wan is the shape of the WAN between the sites for far.
 const wan = "20ms,200mbit"
 
 func bench(runs int) error {

@@ -1,6 +1,6 @@
 package main
 
-// profile.go - where the processors' time goes while guests move.
+// profile.go - the use of CPU time while guests move.
 
 import (
 	"cmp"
@@ -13,14 +13,14 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// phase is what happened during a part of the benchmark.
+// phase is the activity during a part of the benchmark.
 type phase struct {
 	Seconds float64            `json:"seconds"`
 	Busy    float64            `json:"busy"`  // processors that were not idle, on average
 	CPU     map[string]float64 `json:"cpu_s"` // by program; processes that lived for less than sampleEvery are missing
 }
 
-// String is the phase for people.
+// String formats the phase for people.
 func (p phase) String() string {
 	names := slices.SortedFunc(maps.Keys(p.CPU), func(x, y string) int { return cmp.Compare(p.CPU[y], p.CPU[x]) })
 	var words []string
@@ -30,10 +30,10 @@ func (p phase) String() string {
 	return fmt.Sprintf("%.2f s, %.2f processors busy (%s)", p.Seconds, p.Busy, strings.Join(words, ", "))
 }
 
-// sampleEvery is how often the processes are looked at, so that what those have used that end meanwhile is known.
+// sampleEvery is how often the processes are sampled, to include the CPU time of processes that end meanwhile.
 const sampleEvery = 200 * time.Millisecond
 
-// profiled runs do and returns how long it took and what the processors did.
+// profiled runs do and returns its duration and the activity of the CPUs.
 func profiled(do func() error) (p phase, err error) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -83,7 +83,7 @@ type process struct {
 	cpu  float64 // s
 }
 
-// look notes what each process has used so far. Earlier entries of processes that have ended stay.
+// look records the CPU time of each process. Entries of processes that have ended stay.
 func look(at map[int]process) {
 	all, err := procfs.AllProcs()
 	if err != nil {

@@ -27,7 +27,7 @@ type row struct {
 	Unfinished []string `json:"unfinished,omitempty"`
 }
 
-// turns says how many turns there were, if the figures are of turns.
+// turns returns how many turns there were, if the figures are per turn.
 func (r *row) turns() string {
 	if len(r.Spread.Runs) == 0 {
 		return ""
@@ -46,13 +46,14 @@ type result struct {
 	Goals    []report.Goal     `json:"goals"`
 }
 
-// fastest compares the fastest MPI over PM with the fastest otherwise, on one machine. To beat it is an aim beyond the goals.
+// fastest compares the fastest MPI over PM with the fastest other MPI, on one machine. Beating it is an aim beyond the
+// goals.
 type fastest struct {
 	Metric string      `json:"metric"`
 	Size   int         `json:"size"` // bytes
 	PM     string      `json:"pm"`
 	Other  string      `json:"other"`
-	Ratio  report.Stat `json:"ratio"` // PM's figures by the other's
+	Ratio  report.Stat `json:"ratio"` // PM's figures divided by the other's
 }
 
 var keys = []key{{small, latency}, {large, bandwidth}, {large, meanBandwidth}}
@@ -114,7 +115,7 @@ func newResult(variants []*variant, plots []string, skipped map[string]string) *
 	return r
 }
 
-// fastestMPI finds the MPIs that are fastest on one machine, with PM and without, among those that were measured.
+// fastestMPI finds the fastest measured MPIs on one machine, with PM and without.
 func fastestMPI(variants []*variant, k key) fastest {
 	var pm, other *variant
 	for _, w := range variants {

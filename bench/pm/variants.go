@@ -66,7 +66,7 @@ func (w *variant) name() string {
 
 func (w *variant) overPM() bool { return (w.carrier == "pm" || w.carrier == keyless) && w.mpi != "" }
 
-// keyless is PM without a job's key. Watari always sets one: only with it can a process leave a rail and join another.
+// keyless is PM without a job's key. Watari always sets a key: without it, a process cannot leave a rail and join another.
 const keyless = "pm without a key"
 
 const (

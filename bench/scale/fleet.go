@@ -28,7 +28,7 @@ type fleet struct {
 	hosts []*host
 	names map[string]*host
 	ready atomic.Int64 // guests that are ready on any host
-	lost  atomic.Int64 // connections that ended though they should not
+	lost  atomic.Int64 // connections that ended unexpectedly
 
 	mu      sync.Mutex
 	waiting map[string]*arrivals // by cluster

@@ -58,7 +58,7 @@ type options struct {
 }
 
 func main() {
-	log.SetOutput(io.Discard) // net/http complains of connections that end; they are counted
+	log.SetOutput(io.Discard) // net/http logs connections that end; they are counted instead
 	o, err := parse()
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -100,7 +100,7 @@ func parse() (options, error) {
 	return o, err
 }
 
-// numbers returns the numbers in the list that is the value of a flag.
+// numbers parses a flag's list of numbers.
 func numbers(name, list string) ([]int, error) {
 	var all []int
 	for _, text := range strings.Split(list, ",") {
@@ -173,7 +173,7 @@ func (r *scaleReport) grow() {
 	y := map[string][]float64{}
 	for _, one := range r.Results {
 		x = append(x, float64(one.Hosts))
-		// The least times are those that other work on the machine has disturbed least.
+		// Minimum times are disturbed least by other work on the machine.
 		y["place_64_without_etcd"] = append(y["place_64_without_etcd"], one.Deciding.Min)
 		y["place_64_by_api"] = append(y["place_64_by_api"], one.Placing.Min)
 		if one.Fill.Done {

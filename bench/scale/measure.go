@@ -21,7 +21,7 @@ const placed = 64
 // guestShape returns the shape of all simulated guests.
 func guestShape() *v1.GuestShape { return &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30} }
 
-// plan says how long and how often to measure.
+// plan has the durations and repetitions of the measurements.
 type plan struct {
 	limit       time.Duration // time limit of each phase
 	creations   int           // number of clusters whose placing is timed
@@ -51,7 +51,7 @@ type result struct {
 	// CPU and Memory are the manager's use while all hosts report and nothing else happens. They need a complete Fill.
 	CPU    report.Stat `json:"steady_cpu"`
 	Memory report.Stat `json:"steady_memory"`
-	// Lost is how many connections of hosts ended by themselves. The manager and the load generator share this machine; where
+	// Lost is how many connections of hosts ended by themselves. The manager and the load generator share this machine; if
 	// either does not run for three seconds, connections are given up.
 	Lost int64 `json:"lost_connections"`
 }
@@ -61,7 +61,7 @@ type phase struct {
 	Seconds float64 `json:"s"`
 	CPU     float64 `json:"manager_cpu_s"` // during the phase
 	Own     float64 `json:"generator_cpu_s"`
-	Done    bool    `json:"done"`    // false: given up after so many seconds
+	Done    bool    `json:"done"`    // false: given up after this many seconds
 	Reached int     `json:"reached"` // how many guests or hosts had reached the wanted state at the end
 }
 

@@ -135,7 +135,7 @@ func (p *process) usage() (cpu float64, memory uint64) {
 	return stat.CPUTime(), uint64(stat.ResidentMemory())
 }
 
-// ownCPU is the processor time that this process has taken, s.
+// ownCPU returns the CPU time of this process, s.
 func ownCPU() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -20,8 +20,8 @@ import (
 	"watari/internal/qemuprocesses"
 )
 
-// cleanup lists the guests that go on running, and the volumes. With --guests it ends the guests and the volumes' daemons, and removes the
-// network. Volumes stay on disk.
+// cleanup lists the guests that still run, and the volumes. With --guests it ends the guests and the volumes' daemons, and
+// removes the network. Volumes stay on disk.
 func cleanup(args []string) error {
 	flags := flag.NewFlagSet("watari-agent cleanup", flag.ContinueOnError)
 	guests := flags.Bool("guests", false, "end the guests and take taps, routes, WireGuard and the packet filter away")
@@ -130,7 +130,7 @@ func readOptions(run string) (options, error) {
 	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
 }
 
-// recordEnds records that nothing of the guests exists any more. killed are the guests, by uid, that had a process.
+// recordEnds records that no guest exists any more. killed has the uids of the guests that had a process.
 func recordEnds(o options, killed map[string]bool) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
 	records, _, _, err := store.Load()

@@ -1,6 +1,7 @@
 package main
 
-// hold.go - the process that stops guests for a checkpoint (package hold), and what else the agent needs to save guests.
+// hold.go - the process that stops guests for a checkpoint (package hold), and other parts that the agent needs to save
+// guests.
 
 import (
 	"context"
@@ -53,13 +54,13 @@ func (s saver) Writer() *exec.Cmd {
 	return command
 }
 
-// runWriter writes a state that comes on standard input. It ends when the agent does.
+// runWriter writes a state that it reads from standard input. It ends when the agent ends.
 func runWriter() error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	return files.Serve(context.Background(), os.Stdin, os.Stdout)
 }
 
-// runHold stops guests when the agent says so on standard input, and lets them go on.
+// runHold stops and resumes guests on the agent's commands, which it reads from standard input.
 func runHold(args []string) error {
 	flags := flag.NewFlagSet("watari-agent hold", flag.ContinueOnError)
 	uri := flags.String("libvirt", "qemu:///system", "`URI` of the libvirt daemon")
@@ -74,7 +75,7 @@ func runHold(args []string) error {
 		}
 		guests = append(guests, hold.Guest{UID: uid, Pipe: pipe})
 	}
-	// Whatever ends the agent must not end this process: guests may stand still.
+	// Nothing that ends the agent may end this process, because guests may be paused.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	libvirt, err := vm.Connect(*uri, vm.Options{Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG})
 	if err != nil {
@@ -86,5 +87,5 @@ func runHold(args []string) error {
 	if _, err := libvirt.List(ctx); err != nil { // until it answers
 		return err
 	}
-	return hold.Serve(os.Stdin, os.Stdout, guests, checkpoint.StandLimit, libvirt)
+	return hold.Serve(os.Stdin, os.Stdout, guests, checkpoint.MaxStop, libvirt)
 }

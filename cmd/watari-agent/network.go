@@ -94,7 +94,7 @@ func dialGuest(_, socket string) agent.GuestChannel {
 	return link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, filepath.Clean(socket)) })
 }
 
-// volumes is what volumes need of libvirt and of other hosts.
+// volumes provides the parts of libvirt and the tunnel that volumes use.
 type volumes struct {
 	libvirt *vm.Libvirt
 	tunnels *tunnel.Tunnels

@@ -58,7 +58,7 @@ func serve(ctx context.Context, o options) error {
 		return fmt.Errorf("keep the options for cleaning up: %w", err)
 	}
 	var a *agent.Agent
-	// What is known of other hosts changes only after the agent has had orders.
+	// Knowledge of other hosts changes only after the agent has received orders.
 	network, lanAddress, err := openNetwork(o, log, func() { a.Publish() })
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func serve(ctx context.Context, o options) error {
 	defer libvirt.Close()
 	var peers *tunnel.Tunnels
 	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: link.Get, Bandwidth: o.bandwidth, Log: log,
-		// Both functions are called only after the agent has learnt of other hosts.
+		// Both functions are called only after the agent has learnt about other hosts.
 		Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
 			return askPeer(ctx, peers, peer, digest, offset)
 		},
@@ -123,7 +123,7 @@ func serve(ctx context.Context, o options) error {
 	close(made)
 	go func() {
 		if err := network.Watch(ctx, a.ReapplyNetwork); err != nil && ctx.Err() == nil {
-			log.Error("what happens to the network is not seen any more", "error", err)
+			log.Error("the network can no longer be watched", "error", err)
 		}
 	}()
 	go usage.Run(ctx)
@@ -194,8 +194,8 @@ func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cac
 		return nil, fmt.Errorf("listen for migrations: %w", err)
 	}
 	listeners := []net.Listener{listener}
-	// Inside WireGuard hosts have IPv6 addresses. The kernel may have IPv6 for it and for no other interface, so Go's own guess does
-	// not do.
+	// Inside WireGuard, hosts have IPv6 addresses. The kernel may have IPv6 on that interface only, so Go's own detection of
+	// IPv6 does not suffice.
 	if inside, err := net.Listen("tcp6", port); err == nil {
 		listeners = append(listeners, inside)
 	} else {

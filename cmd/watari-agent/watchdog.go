@@ -25,13 +25,13 @@ func newWatchdog(o options, program string) *watchdog.Client {
 	}}
 }
 
-// runWatchdog serves agents at a path, until it is needed no more.
+// runWatchdog serves agents at a path, until it is not needed any more.
 func runWatchdog(args []string) error {
 	flags := flag.NewFlagSet("watari-agent watchdog", flag.ContinueOnError)
 	if err := flags.Parse(args); err != nil || flags.NArg() != 1 {
 		return flag.ErrHelp
 	}
-	// Whatever ends the agent must not end this process: the guests that it traces would end with it.
+	// Nothing that ends the agent may end this process, because the guests that it traces would end with it.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	list := func() (map[string][]int, error) {
 		found, err := qemuprocesses.List()

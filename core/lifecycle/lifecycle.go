@@ -17,8 +17,8 @@ const MaxRestarts = 3
 // WellAfter is the age of a copy at which the ends of earlier copies no longer count.
 const WellAfter = time.Hour
 
-// Restarts returns the guest's new count of restarts when its present copy, which lived for this long, has ended
-// unwantedly.
+// Restarts returns the guest's new count of restarts when its present copy, which lived for this long, has ended although it
+// was wanted.
 func Restarts(g *v1.Guest, lived time.Duration) uint32 {
 	if lived >= WellAfter {
 		return 1

@@ -137,8 +137,8 @@ func (a *Agent) warmMPI(ctx context.Context) {
 	}
 }
 
-// serveLaunchers serves watari-guest-rsh on a Unix socket, for root and the cluster's ordinary user, as whom all commands in other guests
-// run. Another user, such as that of a service, would get that user's rights.
+// serveLaunchers serves watari-guest-rsh on a Unix socket, for root and the cluster's ordinary user. All commands in other
+// guests run as the ordinary user, so any other user, such as a service's, would gain that user's rights.
 func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -161,7 +161,7 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 	return func() { listener.Close() }, nil
 }
 
-// mayLaunch refuses users of the guest who may not start processes in others.
+// mayLaunch refuses users of the guest who may not start processes in other guests.
 func (a *Agent) mayLaunch(uid uint32) error {
 	i := a.current()
 	if uid == 0 || i != nil && uid == i.GetUid() {

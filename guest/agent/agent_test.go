@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shortOf is a listener for which there is no descriptor at first.
+// shortOf is a listener that at first fails for lack of descriptors.
 type shortOf struct {
 	net.Listener
 	failed bool

@@ -32,7 +32,7 @@ func (a *Agent) Join(t *testing.T, identity *v1.Identity, port int, socket strin
 	t.Cleanup(func() { stop(); a.overlay.listen.Close() })
 }
 
-// Peer gives a client, and a context for calls to another guest, as launchers make them.
+// Peer returns a client, and a context for calls to another guest, as launchers make them.
 func (a *Agent) Peer(t *testing.T, host string) (context.Context, watariv1connect.ProcessServiceClient) {
 	ctx, err := a.overlay.callPeer(t.Context(), host)
 	if err != nil {
@@ -61,7 +61,7 @@ func Hang(t *testing.T, path string) (end func()) {
 	}
 	end = sync.OnceFunc(func() {
 		unix.Unmount(path, unix.MNT_DETACH)
-		unix.Close(fd) // frees whoever waits
+		unix.Close(fd) // unblocks waiting processes
 	})
 	t.Cleanup(end)
 	return end

@@ -30,7 +30,7 @@ func TestFileThatIsNoneIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// What users of the guest leave in their directories must not lead the agent, which is root, elsewhere.
+// Files that users of the guest leave in their directories must not lead the agent, which is root, elsewhere.
 func TestAPartThatIsALinkIsNotFollowed(t *testing.T) {
 	guests, _ := host(t, newAgent(t))
 	directory := t.TempDir()
@@ -47,7 +47,7 @@ func TestAPartThatIsALinkIsNotFollowed(t *testing.T) {
 	}
 }
 
-// A part that no memory was left for takes none.
+// A part that did not fit into memory is removed.
 func TestAFileForWhichThereIsNoRoomLeavesNothing(t *testing.T) {
 	directory := t.TempDir()
 	if err := unix.Mount("small", directory, "tmpfs", 0, "size=64k"); err != nil {

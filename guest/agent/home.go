@@ -54,7 +54,7 @@ type homeWanted struct {
 	server, own string // addresses; no server: a home of its own
 	peers       string // addresses, each with a blank after it
 	guestUID    string
-	volume      bool // it lies on the guest's volume
+	volume      bool // the home is on the guest's volume
 }
 
 func newHome(log *slog.Logger) *home {

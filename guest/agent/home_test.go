@@ -49,7 +49,7 @@ func TestALostHomeThatDoesNotAnswerIsNotTakenForTheNext(t *testing.T) {
 	}
 }
 
-// An agent may be killed between any two of these steps; versions and records can be set only before the first listener.
+// An agent may be killed between any two of these steps. Versions and records can be set only before the first listener.
 func TestAHalfStartedServerOfTheHomeIsStarted(t *testing.T) {
 	control := t.TempDir()
 	defer func(before string) { nfsControl = before }(nfsControl)
@@ -59,7 +59,7 @@ func TestAHalfStartedServerOfTheHomeIsStarted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(control, "versions"), 0o700); err != nil { // which cannot be written
+	if err := os.Mkdir(filepath.Join(control, "versions"), 0o700); err != nil { // a directory, so it cannot be written
 		t.Fatal(err)
 	}
 	for _, threads := range []string{"0", nfsThreads} {
@@ -80,7 +80,7 @@ func TestWhoWaitsForAHomeGetsTheNextOne(t *testing.T) {
 	h := newHome(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	path := filepath.Join(t.TempDir(), "home")
 	h.mu.Lock()
-	h.begin(homeWanted{path: path, server: "192.0.2.1"}) // of which nothing comes
+	h.begin(homeWanted{path: path, server: "192.0.2.1"}) // never becomes ready
 	ready := h.ready
 	h.cancel()
 	h.begin(homeWanted{path: path})

@@ -43,7 +43,7 @@ type overlay struct {
 	client *http.Transport // to other guests
 	peers  watariv1connect.ProcessServiceClient
 
-	port int // OverlayPort, but for tests
+	port int // OverlayPort, except in tests
 
 	mu      sync.Mutex
 	tls     *tls.Config // nil: no identity yet

@@ -35,7 +35,7 @@ func newAgent(t *testing.T) *agent.Agent {
 	return a
 }
 
-// host gives the clients that a host has of an agent.
+// host returns a host's clients of an agent.
 func host(t *testing.T, a *agent.Agent) (watariv1connect.GuestServiceClient, watariv1connect.ProcessServiceClient) {
 	server := httptest.NewUnstartedServer(a.HostHandler())
 	server.EnableHTTP2 = true
@@ -107,7 +107,7 @@ func TestAttachPassesInputOutputAndTheEnd(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	// The first caller leaves after the first line, the second goes on where it was.
+	// The first caller leaves after the first line; the second caller continues from there.
 	first := processes.Attach(ctx)
 	first.Send(&v1.AttachRequest{Id: "a"})
 	var out []byte
@@ -192,7 +192,7 @@ func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agen
 	return socket, agents
 }
 
-// launcher builds watari-guest-rsh for the agent at a socket, and gives its path.
+// launcher builds watari-guest-rsh for the agent at a socket, and returns its path.
 func launcher(t *testing.T, socket string) string {
 	path := filepath.Join(t.TempDir(), "watari-guest-rsh")
 	if text, err := exec.Command("../../scripts/guest-rsh.sh", path, socket).CombinedOutput(); err != nil {
@@ -304,7 +304,7 @@ func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
 	if _, err := peer.ListProcesses(ctx, connect.NewRequest(&v1.ListProcessesRequest{})); connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("list: %v", err)
 	}
-	// A peer cannot reach what the host started.
+	// A peer cannot reach processes that the host started.
 	if _, err := processes.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "b", Command: []string{"sleep", "100"}})); err != nil {
 		t.Fatal(err)
 	}

@@ -23,23 +23,24 @@ import (
 const (
 	// storagePatience is how long the start of a process waits for storage, counted from the time when it was wanted.
 	storagePatience = 30 * time.Second
-	// notMounted is the name of the empty read-only file system in the place of storage that is not mounted yet: a program must not
-	// write there.
+	// notMounted is the name of an empty read-only file system. It is mounted in the place of storage that is not mounted
+	// yet, so that programs cannot write there.
 	notMounted = "storage-is-not-mounted-yet"
-	// clientName is where the kernel's NFS client reads by what name servers know it. Guests of two clusters may have one host name, and a
-	// server takes two clients of one name for one that was restarted.
+	// clientName is the file from which the kernel's NFS client reads the name by which servers know it. Guests of two
+	// clusters may have the same host name, and a server takes two clients with one name for a client that restarted.
 	clientName = "/sys/fs/nfs/net/nfs_client/identifier"
-	// connections are files with the addresses to which the kernel's RPC clients connect. Writing one ends the connection, and makes another.
+	// connections are files with the addresses to which the kernel's RPC clients connect. Writing to one makes the kernel
+	// close the connection and make a new one.
 	connections = "/sys/kernel/sunrpc/xprt-switches/*/xprt-*/dstaddr"
 )
 
-// storage is what this guest mounts. Mounting goes on in the background, because a server may not answer.
+// storage has the mounts of this guest. Mounting continues in the background, because a server may not answer.
 type storage struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
 	wanted map[string]*mounting     // by at
-	going  map[string]chan struct{} // what is being unmounted, by at; closed when that is done
+	going  map[string]chan struct{} // by at: unmounts under way; closed when the unmount has ended
 	since  time.Time                // when the present set was wanted
 	epoch  uint64                   // of the last identity
 	change chan struct{}            // closed when a state changes
@@ -50,7 +51,7 @@ type mounting struct {
 	mount   *v1.StorageMount
 	gateway string
 	own     string // this guest's address
-	uid     string // and its uid
+	uid     string // this guest's uid
 	cancel  context.CancelFunc
 	state   string // homeReady, or why it is not mounted
 }
@@ -59,10 +60,11 @@ func newStorage(log *slog.Logger) *storage {
 	return &storage{log: log, wanted: map[string]*mounting{}, going: map[string]chan struct{}{}, change: make(chan struct{})}
 }
 
-// source returns what the kernel shows as the mount's device.
+// source returns the device that the kernel shows for the mount.
 func source(m *v1.StorageMount) string { return mounts.Source(m.Server, m.Path) }
 
-// want makes the mounts of an identity those of this guest. Others are unmounted, even while programs use them: what these do fails then.
+// want replaces this guest's mounts by those of an identity. It unmounts the others even while programs use them; operations
+// of these programs then fail.
 func (s *storage) want(c checked) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,8 +105,8 @@ func (s *storage) want(c checked) error {
 	return errors.Join(errs...)
 }
 
-// remove unmounts what is at a place, after an earlier removal there. It goes on in the background: if the server does not answer, the kernel waits for
-// more than a minute when it wants to take its leave.
+// remove unmounts everything at a place, after an earlier removal there has ended. It continues in the background: if the
+// server does not answer, the kernel waits for more than a minute to end its session.
 func (s *storage) remove(at string, before <-chan struct{}) chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -119,8 +121,9 @@ func (s *storage) remove(at string, before <-chan struct{}) chan struct{} {
 	return done
 }
 
-// reconnect makes the kernel connect anew to the servers behind the gateway. The guest has moved, or gone back to a checkpoint: an answer under way then
-// never comes, and without a request that is still to be sent the kernel would notice only when it has waited for long.
+// reconnect makes the kernel reconnect to the servers behind the gateway, after the guest has moved or gone back to a
+// checkpoint. An answer that was under way then never arrives. Unless it has a request to send, the kernel would notice that
+// only after a long time.
 func reconnect(gateway string) {
 	files, _ := filepath.Glob(connections)
 	for _, file := range files {
@@ -157,7 +160,7 @@ func unmountStorage(at string) error {
 	}
 }
 
-// work tries until storage is mounted, or no longer wanted. It begins when what was there before is unmounted.
+// work tries until storage is mounted or no longer wanted. It begins when the unmount of the earlier storage has ended.
 func (s *storage) work(ctx context.Context, w *mounting, before <-chan struct{}) {
 	if before != nil {
 		<-before
@@ -199,7 +202,7 @@ func (s *storage) work(ctx context.Context, w *mounting, before <-chan struct{})
 	}
 }
 
-// unwanted reports whether nothing is to be mounted at a place.
+// unwanted reports whether no storage is wanted at a place.
 func (s *storage) unwanted(at string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,8 +219,8 @@ func (w *mounting) try() error {
 		flags |= unix.MS_RDONLY
 	}
 	var err error
-	for _, version := range []string{"4.2", "4.1"} { // 4.0 has no sessions, in which a server answers a repeated request without doing it again
-		// hard: programs wait for a server that does not answer, because it, the guest or the way may just be moving.
+	for _, version := range []string{"4.2", "4.1"} { // 4.0 has no sessions, so a server may carry out a repeated request twice
+		// hard: programs wait for a server that does not answer, because the server or the guest may be moving.
 		options := fmt.Sprintf("vers=%s,proto=tcp,port=%d,sec=sys,hard,timeo=150,addr=%s,clientaddr=%s", version, w.mount.GatewayPort, w.gateway, w.own)
 		err = unix.Mount(source(w.mount), w.mount.At, nfsType, flags, options)
 		if !errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -237,14 +240,14 @@ func (w *mounting) try() error {
 	return err
 }
 
-// status returns "ready", or why not all storage is mounted.
+// status returns "ready", or why some storage is not mounted.
 func (s *storage) status() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.problem()
 }
 
-// problem is status with mu held.
+// problem is status; the caller holds mu.
 func (s *storage) problem() string {
 	problem := ""
 	for at, w := range s.wanted {
@@ -259,7 +262,7 @@ func (s *storage) problem() string {
 	return problem
 }
 
-// await waits until all storage is mounted. A program that ran without it might find its input missing, and be wrong.
+// await waits until all storage is mounted. Without it, a program might miss its input and compute wrong results.
 func (s *storage) await(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -289,7 +292,7 @@ func mountedFrom(path string) (device, kind string) {
 	return device, kind
 }
 
-// unescape undoes how the kernel writes blanks and such in its list of mounts.
+// unescape decodes blanks and other characters that the kernel escapes in its list of mounts.
 func unescape(text string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(text)
 }

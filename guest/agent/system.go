@@ -80,7 +80,7 @@ func giveBootID(path string) error {
 	return nil
 }
 
-// writeSystemFiles writes host name, hosts and machine id, below root (/ but for tests).
+// writeSystemFiles writes host name, hosts and machine id, below root (/ except in tests).
 func writeSystemFiles(root string, c checked) error {
 	var hosts strings.Builder
 	hosts.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n")

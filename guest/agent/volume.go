@@ -1,6 +1,6 @@
 package agent
 
-// volume.go - the guest's volume, on which the home lies.
+// volume.go - the guest's volume, which has the home.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// volumeSerial is by what the guest knows its volume among its disks.
+// volumeSerial is the serial number by which the guest finds its volume among its disks.
 const volumeSerial = "watari-volume"
 
 // volumeDevice returns the device file of the guest's volume.
@@ -48,7 +48,7 @@ func mountVolume(w homeWanted) error {
 	return os.Chown(w.path, int(w.uid), int(w.uid))
 }
 
-// Sync implements the service: what was written to the home's files is on the volume when it returns.
+// Sync implements the service. When it returns, everything written to the home's files is on the volume.
 func (s *guestService) Sync(_ context.Context, _ *connect.Request[v1.SyncRequest]) (*connect.Response[v1.SyncResponse], error) {
 	s.agent.home.mu.Lock()
 	w := s.agent.home.wanted

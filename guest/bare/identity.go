@@ -7,8 +7,8 @@ import (
 	"watari/ca"
 )
 
-// Identities returns the identities of a cluster of n guests, of which the first serves the home directory. Only the first
-// two are at the ends of a network; the second's machine may stand in for further ones.
+// Identities returns the identities of a cluster of n guests. The first guest serves the home directory. Only the first two
+// guests are ends of a network; the second one's machine may stand in for further guests.
 func Identities(n int) ([]*v1.Identity, error) {
 	authority, err := ca.New("md")
 	if err != nil {

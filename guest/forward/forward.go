@@ -1,6 +1,6 @@
-// Package forward carries TCP connections into a guest over one stream: the input and output of a process there, which
-// `watari guest forward` starts. The stream has many connections (yamux). Each has a window, so a reader that does not read stops its
-// writer, and little is on the way. The stream outlives a move of the guest.
+// Package forward carries TCP connections into a guest over one stream: the input and output of a process in the guest,
+// which `watari guest forward` starts. The stream carries many connections (yamux). Each connection has a window: if its
+// reader does not read, its writer stops, and few bytes are in flight. The stream survives a move of the guest.
 package forward
 
 import (
@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// MostConnections bounds the connections of a stream that are open at a time.
+	// MostConnections bounds the open connections of a stream.
 	MostConnections = 64
 	window          = 256 << 10 // of a connection, bytes in each direction
-	// Kept is how much the guest has to keep of what it has sent and nobody has taken yet.
+	// Kept is how many bytes the guest must keep that it has sent and the other end has not received.
 	Kept = 2 * MostConnections * window
 	// dialTime bounds how long a port in the guest may take to answer.
 	dialTime = 10 * time.Second
-	// stall is how long the stream may stand still: a guest may be moving, or its host be out of reach.
+	// stall is how long the stream may make no progress: the guest may be moving, or its host may be unreachable.
 	stall = 10 * time.Minute
-	// maxReason bounds why a port does not answer, bytes.
+	// maxReason bounds the text of the reason why a port does not answer, bytes.
 	maxReason = 500
 )
 
@@ -58,7 +58,8 @@ func Serve(stream io.ReadWriteCloser) error {
 	}
 }
 
-// serve carries one connection. It begins with the port, and the answer with why that cannot be reached, as a length and a text.
+// serve carries one connection. The connection begins with the port. The answer is a length and the text of an error; the
+// length is 0 if the port was reached.
 func serve(asked *yamux.Stream) {
 	defer asked.Close()
 	var port uint16
@@ -85,7 +86,7 @@ func answer(to io.Writer, reason string) error {
 	return err
 }
 
-// dial connects to a port of the guest. Programs listen on one of the two loopback addresses, or on both.
+// dial connects to a port of the guest. Programs listen on one of the two loopback addresses or on both.
 func dial(port uint16) (conn net.Conn, err error) {
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		var failed error
@@ -140,7 +141,8 @@ func (c *Client) Close() error { return c.session.Close() }
 // Ended is closed when the stream has ended.
 func (c *Client) Ended() <-chan struct{} { return c.session.CloseChan() }
 
-// Join copies between two connections in both directions until both have ended, and closes them. The end of one direction is passed on.
+// Join copies between two connections in both directions until both directions have ended, and closes the connections. It
+// passes on the end of each direction separately.
 func Join(a, b io.ReadWriteCloser) {
 	var both sync.WaitGroup
 	for _, pair := range [][2]io.ReadWriteCloser{{a, b}, {b, a}} {
@@ -149,7 +151,7 @@ func Join(a, b io.ReadWriteCloser) {
 			if half, can := pair[0].(interface{ CloseWrite() error }); can && err == nil {
 				_ = half.CloseWrite()
 			} else if stream, is := pair[0].(*yamux.Stream); is && err == nil {
-				_ = stream.Close() // of this direction only: the other end's data still comes
+				_ = stream.Close() // only this direction: data from the other end still arrives
 			} else {
 				pair[0].Close()
 				pair[1].Close()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// both returns a client whose stream goes to Serve.
+// both returns a client whose stream leads to Serve.
 func both(t *testing.T) *Client {
 	t.Helper()
 	near, far := net.Pipe()
@@ -51,7 +51,7 @@ func listen(t *testing.T, serve func(net.Conn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// A program that reads to the end before it answers shows that the end of one direction is passed on alone.
+// The program reads to the end before it answers. So the end of one direction must be passed on alone.
 func TestConnections(t *testing.T) {
 	port := listen(t, func(conn net.Conn) {
 		all, _ := io.ReadAll(conn)
@@ -71,7 +71,7 @@ func TestConnections(t *testing.T) {
 			}
 			go func() {
 				_, _ = conn.Write(sent)
-				conn.Close() // of this direction
+				conn.Close() // only this direction
 			}()
 			if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, sent) {
 				t.Errorf("%d of %d bytes came back, or others: %v", len(got), len(sent), err)
@@ -93,7 +93,7 @@ func TestAPortThatNobodyListensOn(t *testing.T) {
 	}
 }
 
-// A reader that does not read stops the writer of its connection, and no other one.
+// A reader that does not read stops only the writer of its own connection.
 func TestASlowReader(t *testing.T) {
 	sent := make(chan int, 1000)
 	port := listen(t, func(conn net.Conn) {
@@ -115,7 +115,7 @@ func TestASlowReader(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	before := len(sent)
 	time.Sleep(300 * time.Millisecond)
-	if len(sent) != before || before > 100 { // the kernel's buffers take some
+	if len(sent) != before || before > 100 { // the kernel's buffers hold some bytes
 		t.Errorf("%d, then %d pieces were sent though nobody reads", before, len(sent))
 	}
 	other, err := c.Open(t.Context(), echo)

@@ -122,11 +122,11 @@ func TestAGuestsCertificateIsReplacedWhileItRuns(t *testing.T) {
 	if was.Epoch != b.Identity.Epoch {
 		t.Error("it was started anew")
 	}
-	a.MustRun(ctx, "", "pgrep -f '[s]leep.1003'") // what began before goes on
+	a.MustRun(ctx, "", "pgrep -f '[s]leep.1003'") // a process that was started before continues
 }
 
-// mpiLaunchers are the commands that start a program on four ranks, by the launcher that an image has: as runs do, and as
-// people may.
+// mpiLaunchers are the commands that start a program on four ranks, by the launcher that an image has: as runs do it, and as
+// users may do it.
 var mpiLaunchers = []struct{ program, command string }{
 	{"mpirun.openmpi", `OMPI_MCA_plm_rsh_agent=/run/watari/watari-guest-rsh PRTE_MCA_plm_ssh_agent=/run/watari/watari-guest-rsh \
 		PRTE_MCA_prte_if_exclude=lo mpirun -np 4 --map-by node --oversubscribe --hostfile /run/watari/hostfile`},
@@ -165,7 +165,7 @@ func TestAProcessThatTheKernelEndsForWantOfMemoryIsTold(t *testing.T) {
 	if d := g.Ready(time.Minute); d.GetOutOfMemory() != nil {
 		t.Errorf("at first: %v", d.GetOutOfMemory())
 	}
-	r, err := g.Run(ctx, "watari", "head -c 1000000000 /dev/zero | tail; exit 3") // tail keeps what has no line's end
+	r, err := g.Run(ctx, "watari", "head -c 1000000000 /dev/zero | tail; exit 3") // tail keeps input without line ends in memory
 	if err != nil || r.Code != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -1,6 +1,6 @@
 package guesttest
 
-// launcher_test.go - a launcher over many guests: what it costs the guest that it runs in.
+// launcher_test.go - a launcher over many guests: the memory that it costs the guest in which it runs.
 
 import (
 	"context"
@@ -25,7 +25,7 @@ const (
 	smallHead = 160
 )
 
-// headOf boots the head of a cluster of so many guests. The others are played by one machine.
+// headOf boots the head of a cluster of this many guests. One machine plays the other guests.
 func headOf(t *testing.T, ctx context.Context, others, memory int) *Guest {
 	image, identities, directory := Image(t), Identities(t, 1+others), t.TempDir()
 	for _, identity := range identities {
@@ -118,7 +118,7 @@ func TestALauncherOverManyGuestsTakesLittleMemory(t *testing.T) {
 		ended <- result{r, err}
 	}()
 	head.MustRun(ctx, "watari", "cd /tmp/l; (exec sleep 1000 >hold) & seq 1; sleep 0.1")
-	measure(ctx, head) // what it brings into memory is in both of the following
+	measure(ctx, head) // its own files are then in memory for both later measurements
 	before, begun := measure(ctx, head), time.Now()
 	head.MustRun(ctx, "watari", fmt.Sprintf(`cd /tmp/l; echo >go
 		for i in $(seq %d); do until [ -s $i.out ]; do [ -s $i.err ] && cat $i.err && exit 1; sleep 0.1; done; done`, launched))

@@ -57,7 +57,7 @@ func TestOutputGoesOnOverALiveMigration(t *testing.T) {
 	read(source, 2000)
 	socket := filepath.Join(directory, "migrate")
 	target := Restore(t, image, identity, 0, filepath.Join(directory, "b"), "unix:"+socket)
-	// Read from the source while it moves, so that bytes are in flight.
+	// The test reads from the source during the move, so that bytes are in flight.
 	moved := make(chan struct{})
 	go func() { read(source, 0); close(moved) }()
 	target.Until(ctx, "wait for", func() error { _, err := os.Stat(socket); return err })

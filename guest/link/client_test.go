@@ -57,7 +57,7 @@ func TestAnswerEndsWithItsSessionThoughTheCallerSendsNothing(t *testing.T) {
 	}
 }
 
-// When a unary call fails, Connect takes back the message, after it has waited until nobody reads it.
+// When a unary call fails, Connect reuses the message, after it has waited until no goroutine reads it.
 func TestCallEndsWhenThereIsNoSession(t *testing.T) {
 	refused := errors.New("refused")
 	client := NewClient(func(context.Context) (net.Conn, error) {

@@ -44,7 +44,7 @@ func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
 		t.Errorf("output leaves no room for others: %v", err)
 	}
 
-	// Other files take all the space. What is written meanwhile is lost, but nothing else.
+	// Other files take all the space. Output written meanwhile is lost, but nothing else.
 	o.file.Truncate(0)
 	other := filepath.Join(directory, "other")
 	os.WriteFile(other, bytes.Repeat([]byte("y"), 1<<20), 0o600)

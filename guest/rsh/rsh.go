@@ -91,7 +91,7 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// admit asks the kernel whose process is at the other end, and May whether it is admitted.
+// admit asks the kernel which user's process is at the other end, and May whether that user is admitted.
 func (p Peers) admit(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -169,8 +169,8 @@ func (s *session) start(ctx context.Context, a arguments) (code int, err error) 
 			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: s.input != nil, HoldSeconds: hold,
 		}))
 		if err != nil && ctx.Err() == nil {
-			// A peer that was started anew resets the connection that is kept to its earlier copy. To start a process twice
-			// under one id starts it once.
+			// A restarted peer resets the kept connection to its earlier copy. Starting a process again under the same id is
+			// safe: it starts once.
 			return broken(err)
 		}
 		return err

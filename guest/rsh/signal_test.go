@@ -18,7 +18,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// deaf is a peer that answers nothing.
+// deaf is a peer that never answers.
 type deaf struct{}
 
 func (deaf) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -26,7 +26,7 @@ func (deaf) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, r.Context().Err()
 }
 
-// connected gives both ends of a socket of watari-guest-rsh.
+// connected returns both ends of a socket of watari-guest-rsh.
 func connected(t *testing.T) (launcher, agent *net.UnixConn) {
 	address := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"}
 	listener, err := net.ListenUnix(address.Net, address)

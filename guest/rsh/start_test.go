@@ -14,7 +14,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// startedAnew is a peer whose first connection is reset, as one to its earlier copy is.
+// startedAnew is a restarted peer: its first connection is reset, as a connection to its earlier copy is.
 type startedAnew struct {
 	calls   atomic.Int32
 	handler http.Handler

@@ -1,5 +1,5 @@
-// Package logfile bounds the log of a daemon whose standard error is a file. Nothing else does so where systemd's journal
-// has no part in it.
+// Package logfile bounds the log of a daemon whose standard error is a file. Without systemd's journal, nothing else bounds
+// it.
 package logfile
 
 import (
@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// Most is the size at which a log is put aside, bytes. One earlier log stays, so a daemon has at most twice as much.
+	// Most is the size, in bytes, above which a log is moved to PATH.1. One earlier log is kept, so a daemon has at most
+	// twice as much.
 	Most = 64 << 20
 	// every is the time between two checks.
 	every = time.Minute
 )
 
-// Bound puts the log aside as PATH.1 whenever it has grown too large, until ctx ends. It leaves everything alone that is
-// not a file to which lines are appended. Lines that are written while it copies the log are lost.
+// Bound moves the log to PATH.1 whenever it has grown too large, until ctx ends. It does nothing if the file is not a file
+// to which lines are appended. Lines that are written while it copies the log are lost.
 func Bound(ctx context.Context, file *os.File, log *slog.Logger) {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil || !appended(file) {
@@ -31,7 +32,7 @@ func Bound(ctx context.Context, file *os.File, log *slog.Logger) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
-		if err := putAside(file, path, Most); err != nil {
+		if err := rotate(file, path, Most); err != nil {
 			log.Error("the log could not be put aside", "path", path, "error", err)
 		}
 		select {
@@ -42,7 +43,7 @@ func Bound(ctx context.Context, file *os.File, log *slog.Logger) {
 	}
 }
 
-// appended reports whether a file is regular, has a name, and what is written to it goes to its end.
+// appended reports whether a file is regular, and writes go to its end.
 func appended(file *os.File) bool {
 	info, err := file.Stat()
 	if err != nil || !info.Mode().IsRegular() {
@@ -52,8 +53,8 @@ func appended(file *os.File) bool {
 	return err == nil && flags&unix.O_APPEND != 0
 }
 
-// putAside moves what a log has to path.1 if it is larger than most.
-func putAside(file *os.File, path string, most int64) error {
+// rotate moves the content of a log to path.1 if it is larger than most.
+func rotate(file *os.File, path string, most int64) error {
 	info, err := file.Stat()
 	if err != nil || info.Size() <= most || strings.HasSuffix(path, " (deleted)") {
 		return err
@@ -64,7 +65,7 @@ func putAside(file *os.File, path string, most int64) error {
 	}
 	defer from.Close()
 	if named, err := from.Stat(); err != nil || !os.SameFile(info, named) {
-		return err // somebody else has moved it
+		return err // somebody else has moved the log
 	}
 	part := path + ".part"
 	to, err := os.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
@@ -78,7 +79,7 @@ func putAside(file *os.File, path string, most int64) error {
 		err = os.Rename(part, path+".1")
 	}
 	if err != nil {
-		os.Remove(part) // on a full disk the log alone is emptied
+		os.Remove(part) // on a full disk the log is emptied without a copy
 	}
 	if truncated := file.Truncate(0); truncated != nil {
 		return truncated

@@ -21,7 +21,7 @@ func TestALogThatIsTooLargeIsPutAside(t *testing.T) {
 		if _, err := file.WriteString(line); err != nil {
 			t.Fatal(err)
 		}
-		if err := putAside(file, path, 100); err != nil {
+		if err := rotate(file, path, 100); err != nil {
 			t.Fatal(err)
 		}
 		aside, _ := os.ReadFile(path + ".1")
@@ -42,7 +42,7 @@ func TestALogThatIsTooLargeIsPutAside(t *testing.T) {
 	if err := os.WriteFile(path, []byte("another"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := putAside(file, path, 100); err != nil {
+	if err := rotate(file, path, 100); err != nil {
 		t.Fatal(err)
 	}
 	if now, _ := os.ReadFile(path); string(now) != "another" {

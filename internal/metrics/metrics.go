@@ -1,4 +1,4 @@
-// Package metrics serves what a daemon measures to Prometheus.
+// Package metrics serves a daemon's measurements to Prometheus.
 package metrics
 
 import (
@@ -16,11 +16,11 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// openAgain is the time after which a port is tried again that another program has.
+// openAgain is the pause before another attempt to open a port that another program uses.
 const openAgain = 10 * time.Second
 
-// Serve answers at http://ADDRESS/metrics until ctx ends, with the collector's metrics and those of this process. A port that
-// cannot be opened is logged and tried again: the daemon's work does not depend on it.
+// Serve answers at http://ADDRESS/metrics until ctx ends, with the collector's metrics and those of this process. If the
+// port cannot be opened, Serve logs that and tries again: the daemon's work does not depend on the port.
 func Serve(ctx context.Context, address string, collector prometheus.Collector, log *slog.Logger) {
 	server := &http.Server{Handler: handler(collector), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	go func() {
@@ -79,17 +79,17 @@ type Host struct {
 	Sample *v1.HostSample // nil: not measured
 }
 
-// Hosts collects the metrics of hosts, which it is called for at each scrape.
+// Hosts collects the metrics of hosts. It is called at each scrape, and returns the hosts.
 type Hosts func() []Host
 
-// Describe is of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (Hosts) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range allDescriptions {
 		to <- d
 	}
 }
 
-// Collect is of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (all Hosts) Collect(to chan<- prometheus.Metric) {
 	for _, h := range all() {
 		h.collect(to)
@@ -125,7 +125,7 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 	}
 	seen := map[string]bool{}
 	for _, g := range s.Guests {
-		if seen[g.Name] { // an earlier guest of that name, whose QEMU has not ended
+		if seen[g.Name] { // an earlier guest with the same name, whose QEMU has not ended
 			continue
 		}
 		seen[g.Name] = true

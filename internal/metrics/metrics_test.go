@@ -90,7 +90,7 @@ func TestAPortThatIsTakenEndsNothing(t *testing.T) {
 	}
 }
 
-// A recreated cluster has guests of the same names, and the QEMU of an old one may linger.
+// A recreated cluster has guests of the same names, and the QEMU of an old guest may still run.
 func TestTwoGuestsOfOneNameAreOneSeries(t *testing.T) {
 	twice := func() []Host {
 		return []Host{{Name: "a1", Sample: &v1.HostSample{Guests: []*v1.GuestSample{{Uid: "1", Name: "md-0"}, {Uid: "2", Name: "md-0"}}}}}

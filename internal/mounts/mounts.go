@@ -1,4 +1,4 @@
-// Package mounts reads and writes folders of file servers as people do: SERVER:/PATH, with an IPv6 address in brackets. It does no I/O.
+// Package mounts parses and formats folders of file servers: SERVER:/PATH, with an IPv6 address in brackets. It does no I/O.
 package mounts
 
 import (
@@ -8,7 +8,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Cut cuts SERVER:/PATH.
+// Cut splits SERVER:/PATH.
 func Cut(text string) (server, path string, ok bool) {
 	server, path, ok = strings.Cut(text, ":/")
 	if inner, bracketed := strings.CutPrefix(server, "["); bracketed {
@@ -19,7 +19,7 @@ func Cut(text string) (server, path string, ok bool) {
 	return server, "/" + path, ok && server != ""
 }
 
-// Source writes SERVER:/PATH.
+// Source formats SERVER:/PATH.
 func Source(server, path string) string {
 	if strings.Contains(server, ":") {
 		server = "[" + server + "]"
@@ -27,7 +27,7 @@ func Source(server, path string) string {
 	return server + ":" + path
 }
 
-// Parse parses SERVER:/PATH:/AT, with :ro or :rw after it.
+// Parse parses SERVER:/PATH:/AT, optionally followed by :ro or :rw.
 func Parse(text string) (*v1.Mount, error) {
 	rest, readOnly := strings.CutSuffix(text, ":ro")
 	if !readOnly {
@@ -44,7 +44,7 @@ func Parse(text string) (*v1.Mount, error) {
 	return &v1.Mount{Server: server, Path: path, At: rest[i+1:], ReadOnly: readOnly}, nil
 }
 
-// Text writes what Parse parses.
+// Text returns the form that Parse reads.
 func Text(m *v1.Mount) string {
 	text := Source(m.GetServer(), m.GetPath()) + ":" + m.GetAt()
 	if m.GetReadOnly() {

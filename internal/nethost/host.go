@@ -26,7 +26,7 @@ import (
 type Host struct {
 	Name      string
 	Address   netip.Addr
-	RelayPort int // of its agent; 0: it neither relays nor watches
+	RelayPort int // of the host's agent; 0: the agent neither relays nor watches
 	command   *exec.Cmd
 	calls     *rpc.Client
 	exited    chan struct{}
@@ -176,7 +176,7 @@ func (h *Host) Sent() (sent map[string]map[netip.Addr]uint64, err error) {
 	return sent, err
 }
 
-// Path returns what the host knows of the way to another.
+// Path returns the host's state of the path to another host.
 func (h *Host) Path(other string) (path Path, err error) {
 	err = h.call("Path", other, &path)
 	return path, err

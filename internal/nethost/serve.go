@@ -127,7 +127,7 @@ func (s *Service) OpenStorage(ports map[string][]uint16, _ *struct{}) error {
 	return s.agent.OpenStorage(context.Background(), ports)
 }
 
-// Listen accepts connections to TCP ports for ever, and says nothing to them.
+// Listen accepts connections to TCP ports until the process ends, and sends nothing on them.
 func (s *Service) Listen(ports []int, _ *struct{}) error {
 	for _, port := range ports {
 		listener, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: port})
@@ -171,7 +171,7 @@ func (s *Service) Sent(_ struct{}, sent *map[string]map[netip.Addr]uint64) (err 
 	return err
 }
 
-// Path is what an agent knows of the way to another host.
+// Path is an agent's state of the path to another host.
 type Path struct {
 	State           v1.PathState
 	Answers, Steady bool

@@ -1,6 +1,5 @@
-// Package orders makes and applies changes of a host's orders, so that a session carries what has changed and not all of
-// it. The manager's core makes complete orders and the agent's machine takes complete orders; only what is between them
-// knows of changes.
+// Package orders makes and applies changes of a host's orders, so that a session carries only the changes. The manager's
+// core makes complete orders, and the agent's machine takes complete orders; only the code between them handles changes.
 package orders
 
 import (
@@ -15,8 +14,8 @@ import (
 	"watari/internal/protocol"
 )
 
-// Change returns now as a change to before, which went before in the same session; before may be nil. The result is now
-// itself if it is no change to before that an agent of this protocol version can apply.
+// Change returns now as a change to before, the previous orders of the same session; before may be nil. If an agent of this
+// protocol version cannot apply now as a change to before, Change returns now itself.
 func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	if before == nil || version < protocol.Changes || before.Term != now.Term || before.Generation == 0 || before.Generation >= now.Generation {
 		return now
@@ -25,7 +24,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	c := &v1.HostWanted{Term: now.Term, Generation: now.Generation, BootId: now.BootId, Protocol: now.Protocol, Stamp: now.Stamp,
 		Sharing: now.Sharing, TrustGroup: now.TrustGroup, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
 		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu(),
-			// These are few, and change seldom: they are sent whole.
+			// These lists are short and change seldom, so they are sent completely.
 			Relayed: now.Network.GetRelayed(), Probes: now.Network.GetProbes(), Expelled: now.Network.GetExpelled(), GuardedLan: now.Network.GetGuardedLan()}}
 	d, was, is := c.Dropped, before.Network, now.Network
 	c.Guests, d.Guests = change(before.Guests, now.Guests, (*v1.GuestWanted).GetUid)
@@ -40,8 +39,8 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	return c
 }
 
-// Apply returns the complete orders that w means after before, the complete orders that went before in the same session;
-// nil: there were none. It changes neither.
+// Apply returns the complete orders after w. before has the complete previous orders of the same session; nil: there were
+// none. Apply changes neither.
 func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 	if w.BaseGeneration == 0 {
 		return w, nil
@@ -68,7 +67,8 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 
 func checkpointKey(c *v1.CheckpointWanted) string { return c.GetCheckpointId() + "/" + c.GetGuestUid() }
 
-// change returns the elements of now that before lacks or has otherwise, and the keys of those that now lacks.
+// change returns the elements of now that are missing or different in before, and the keys of elements that are missing in
+// now.
 func change[T proto.Message](before, now []T, key func(T) string) (changed []T, dropped []string) {
 	had := make(map[string]T, len(before))
 	for _, e := range before {
@@ -107,7 +107,7 @@ func apply[T proto.Message](before, changed []T, dropped []string, key func(T) s
 	return list
 }
 
-// WithPeers returns orders whose guests' identities name the guests of their cluster, as the guests need them and as agents
+// WithPeers returns orders in which guests' identities name the guests of their cluster, because guests need them and agents
 // of protocol versions before Changes expect them. It does not change w.
 func WithPeers(w *v1.HostWanted) *v1.HostWanted {
 	clusters := map[string]*v1.ClusterNetwork{}
@@ -133,7 +133,7 @@ func with(g *v1.GuestWanted, c *v1.ClusterNetwork) *v1.GuestWanted {
 	return g
 }
 
-// shallow returns a copy of a message that shares its parts. It has all fields, also those that a later version adds.
+// shallow returns a copy of a message that shares its parts. It copies all fields, even those that a later version adds.
 func shallow[M proto.Message](m M) M {
 	made := m.ProtoReflect().New()
 	m.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {

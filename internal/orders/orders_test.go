@@ -118,7 +118,7 @@ func TestIdentitiesNameTheGuestsOfTheirCluster(t *testing.T) {
 	}
 }
 
-// Nothing of a guest's orders is lost when its identity gets the list of guests.
+// A guest's orders keep all fields when its identity gets the list of guests.
 func TestAllFieldsOfAGuestsOrdersRemain(t *testing.T) {
 	g := &v1.GuestWanted{}
 	fields := g.ProtoReflect().Descriptor().Fields()

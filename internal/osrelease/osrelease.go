@@ -1,4 +1,4 @@
-// Package osrelease tells which Debian release this machine runs: os-release(5).
+// Package osrelease returns the Debian release of this machine; see os-release(5).
 package osrelease
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Codename is the release's name ("bookworm").
+// Codename returns the release's name ("bookworm").
 func Codename() (string, error) {
 	text, err := os.ReadFile("/etc/os-release")
 	if err != nil {

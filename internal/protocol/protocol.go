@@ -4,14 +4,14 @@ package protocol
 
 // Version is the version that this program speaks.
 //
-//	1  orders and reports, by term and generation; the number itself was not told
+//	1  orders and reports, by term and generation; messages do not have the version
 //	2  orders name the host's boot and are sent only after the host's first report in a session; reports name the boot in
 //	   which a guest's epoch began, and whether a process of it was seen
-//	3  orders bear a stamp and facts of guests; reports show the latest stamp, and facts and epochs until there are orders. Either
-//	   side does without where the other is older
+//	3  orders have a stamp and facts of guests; reports have the latest stamp, and, until the first orders, facts and epochs.
+//	   Each side works without them if the other is older
 //	4  orders name a cluster's guests once, not in each guest's identity; after the first orders of a session, the manager
 //	   sends only what has changed. An older agent gets complete orders
 const Version = 4
 
-// Changes is the first version with orders that say only what has changed.
+// Changes is the first version with orders that contain only changes.
 const Changes = 4

@@ -56,7 +56,7 @@ func list(proc string) ([]Process, error) {
 	return found, problem
 }
 
-// Of returns the guest whose QEMU a process is; false: it is none, or it has ended.
+// Of returns the guest of a QEMU process; false: the process is not a guest's QEMU, or has ended.
 func Of(proc string, pid int) (Process, bool) {
 	own, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
 	if err != nil {

@@ -65,7 +65,7 @@ func TestOnlyAProcessThatLivesIsTrouble(t *testing.T) {
 	}
 }
 
-// A process table that cannot be read blocks one check, not every caller.
+// A process table that cannot be read blocks only one check, and no later caller.
 func TestALookIsBoundedAndNotRepeatedWhileItLasts(t *testing.T) {
 	begun, release := make(chan struct{}, 10), make(chan struct{})
 	f := &Finder{list: func() ([]Process, error) {

@@ -30,7 +30,7 @@ func TestEachThreatHasATest(t *testing.T) {
 	}
 	rows := 0
 	for line := range strings.Lines(string(text)) {
-		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| who ") {
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| attacker ") {
 			continue
 		}
 		rows++

@@ -10,7 +10,7 @@ import (
 	"watari/ca"
 )
 
-// The contexts keep a term's signature from being one of a stamp.
+// The contexts prevent a signature of a term from being valid for a stamp.
 const (
 	stampContext = "stamp of orders, 1"
 	termContext  = "term, 1"

@@ -1,4 +1,4 @@
-// Package utmp reads and writes the entries of utmp(5), in which 64-bit Linux notes who is logged in.
+// Package utmp reads and writes entries of utmp(5), in which 64-bit Linux records who is logged in.
 package utmp
 
 import (
@@ -14,10 +14,10 @@ const Size = 384
 // Kinds of entries.
 const (
 	UserProcess = 7 // a login
-	DeadProcess = 8 // one that has ended
+	DeadProcess = 8 // a login that has ended
 )
 
-// Where the fields of an entry are, and how long its texts are.
+// The offsets of an entry's fields, and the lengths of its texts.
 const (
 	pidAt, lineAt, idAt, userAt, timeAt = 4, 8, 40, 44, 340
 	lineSize, idSize, userSize          = 32, 4, 32
@@ -33,7 +33,7 @@ type Entry struct {
 	At   time.Time // in seconds; zero: none
 }
 
-// Bytes returns the entry as it is in the file. Texts that are too long are cut.
+// Bytes returns the entry in the file's format. It cuts texts that are too long.
 func (e Entry) Bytes() []byte {
 	data := make([]byte, Size)
 	binary.NativeEndian.PutUint16(data, e.Kind)
@@ -47,7 +47,7 @@ func (e Entry) Bytes() []byte {
 	return data
 }
 
-// Parse returns the entries of a file. What is left of a torn one at the end is ignored.
+// Parse returns the entries of a file. It ignores an incomplete entry at the end.
 func Parse(file []byte) (entries []Entry) {
 	for ; len(file) >= Size; file = file[Size:] {
 		e := Entry{Kind: binary.NativeEndian.Uint16(file), PID: int(int32(binary.NativeEndian.Uint32(file[pidAt:]))),

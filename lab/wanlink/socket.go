@@ -28,8 +28,8 @@ type message struct {
 }
 
 // socket is a packet socket on one link, with batches of packets received and packets to be sent. A packet may contain
-// several segments, and its checksums may still have to be computed. Its virtio header says so, and the receiver's
-// kernel does that work, as if no process stood between.
+// several segments, and its checksums may still have to be computed. Its virtio header states that, and the receiver's
+// kernel does that work, as if no process were between.
 type socket struct {
 	fd       int
 	in       [batch]message

@@ -1,6 +1,6 @@
-// Package api serves the manager's control API: ControlService for users, JoinService for those who have a
-// token, and images' blobs. Handlers check who calls, write what is wanted into the store, and answer from its
-// snapshot and from what the agents report; acting on it is the controller's.
+// Package api serves the manager's control API: ControlService for users, JoinService for bearers of tokens, and images'
+// blobs. Handlers check the caller, write the wanted state to the store, and answer from the store's snapshot and the
+// agents' reports. The controller acts on the wanted state.
 package api
 
 import (
@@ -29,35 +29,35 @@ import (
 	"connectrpc.com/connect"
 )
 
-// DefaultPrefix is what clusters' prefixes, a /24 or larger each, are taken from.
+// DefaultPrefix is the prefix from which each cluster gets its own, a /24 or larger.
 var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
 
-// Options is what the API works with. All but Began, Prefix, Version and Log are needed.
+// Options are the API's dependencies and settings. All but Began, Prefix, Version and Log are needed.
 type Options struct {
 	Store     *store.Store
 	Sessions  *session.Sessions
 	History   *history.History
 	Blobs     *blob.Store
 	Authority *ca.Authority
-	// Stamps verifies what hosts show; nil in tests that have none.
+	// Stamps verifies the stamps that hosts show; nil in tests without stamps.
 	Stamps *view.Stamps
-	// AuditLog has the calls; nil: they are not recorded.
+	// AuditLog records the calls. If it is nil, calls are not recorded.
 	AuditLog *auditlog.Log
 	// RunsDir holds <run uid>/{stdout,stderr}.
 	RunsDir string
-	// Leading says whether this manager leads.
+	// Leading reports whether this manager leads.
 	Leading func() bool
-	// Began returns when this manager began to lead, last; nil: long ago.
+	// Began returns when this manager last began to lead; nil: long ago.
 	Began func() time.Time
-	// Signals returns what policies know of hosts now, and the policy in force, which may be nil. Unset: nothing.
+	// Signals returns the policies' present knowledge of hosts, and the policy in force, which may be nil. Unset: nothing.
 	Signals func(now time.Time) (core.Signals, *policy.Policy)
-	// Traffic returns which guests talk to each other now. Unset: that is not known.
+	// Traffic returns which guests exchange messages now. Unset: unknown.
 	Traffic func(now time.Time) core.Traffic
-	// Lately returns what hosts and guests have used lately; nil: nothing is known. Unset: nothing ever is.
+	// Lately returns what hosts and guests have used lately, or nil if unknown. Unset: always unknown.
 	Lately func() *core.Usage
-	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.
+	// Prefix is the prefix from which clusters get theirs. The zero value stands for DefaultPrefix.
 	Prefix netip.Prefix
-	// Version of the manager, for GetStatus.
+	// Version is the manager's version, for GetStatus.
 	Version string
 	Log     *slog.Logger
 }
@@ -67,7 +67,7 @@ type Server struct {
 	watariv1connect.UnimplementedControlServiceHandler
 	Options
 	execs     callers    // of GuestExec
-	changing  sync.Mutex // held from a decision to the snapshot that shows it
+	changing  sync.Mutex // held from a decision until the snapshot shows it
 	unknown   unknownHosts
 	replaying sync.Mutex // held while a policy is tested
 	logins    logins     // of browsers
@@ -95,19 +95,20 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxMessage)
 	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
-	control = strangersSayLittle(control)
+	control = limitUnauthenticatedBody(control)
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
-	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(mostJoin), connect.WithInterceptors(&auditor{s.AuditLog})))
+	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog})))
 	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
 	return s.identify(mux)
 }
 
-// strangersSayLittle bounds what is read of a request of nobody whose certificate is honoured: it is read before it is refused.
-func strangersSayLittle(next http.Handler) http.Handler {
+// limitUnauthenticatedBody bounds the request body of a caller without a valid certificate, because the body is read before the
+// request is refused.
+func limitUnauthenticatedBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if callerOf(r.Context()).kind == "" {
-			r.Body = http.MaxBytesReader(w, r.Body, mostJoin)
+			r.Body = http.MaxBytesReader(w, r.Body, maxJoinBytes)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -118,14 +119,14 @@ func fail(code connect.Code, format string, a ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, a...))
 }
 
-// storeError gives an error of the store, or a refusal, its code.
+// storeError gives an error of the store, or a refusal, its connect code.
 func storeError(err error) error {
-	var withCode *connect.Error
+	var coded *connect.Error
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(coded(err), &withCode):
-		return withCode
+	case errors.As(withCode(err), &coded):
+		return coded
 	case errors.Is(err, store.ErrNotFound):
 		return connect.NewError(connect.CodeNotFound, err)
 	case errors.Is(err, store.ErrExists):
@@ -140,13 +141,12 @@ func storeError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, err)
 }
 
-// maxTries is how often a change that others overtook is decided anew.
+// maxTries is how often a change is decided again after others have changed the same objects.
 const maxTries = 50
 
-// change decides on the snapshot and writes, again and again while others (the controller) change the same objects
-// meanwhile. Users' changes are made one after the other, for they rest on more than the objects they write: a prefix
-// that no cluster has, what is left of a quota, that nobody uses an image. decide returns no operations when nothing is
-// to be done.
+// change calls decide on the snapshot and writes the result. It repeats this while others (the controller) change the same
+// objects. Users' changes are made one after the other, because they depend on more than the objects that they write: a free
+// prefix, the rest of a quota, whether an image is unused. decide returns no operations if there is nothing to do.
 func (s *Server) change(ctx context.Context, decide func(*store.Snapshot) ([]store.Op, error)) error {
 	for try := 1; ; try++ {
 		err := s.changeOnce(ctx, decide)
@@ -167,7 +167,7 @@ func (s *Server) changeOnce(ctx context.Context, decide func(*store.Snapshot) ([
 	return s.Store.Txn(ctx, ops...)
 }
 
-// audit is the history's line about a change that the caller asked for.
+// audit returns the history's event about a change that the caller requested.
 func audit(ctx context.Context, kind, name, format string, a ...any) store.Op {
 	return store.Record(&v1.Event{
 		Severity: v1.Severity_SEVERITY_INFO, Kind: kind, Name: name, Actor: callerOf(ctx).name, Message: fmt.Sprintf(format, a...),

@@ -1,6 +1,6 @@
 package api
 
-// audit.go - the audit log: what of the calls is recorded, and how it is read.
+// audit.go - the audit log: which calls are recorded, and how entries are read.
 
 import (
 	"context"
@@ -24,8 +24,8 @@ import (
 // auditor records calls in the audit log.
 type auditor struct{ log *auditlog.Log }
 
-// unrecorded are the procedures that list and show objects. They are recorded only if they are refused. A console's and a run's output,
-// and files, are content: who read them is recorded.
+// unrecorded are the procedures that list and show objects. They are recorded only if they are refused. Output of consoles
+// and runs, and files, are content: reads of them are recorded.
 var unrecorded = map[string]bool{
 	watariv1connect.ControlServiceGetStatusProcedure:         true,
 	watariv1connect.ControlServiceWhoAmIProcedure:            true,
@@ -74,8 +74,8 @@ func newEntry(c caller, address, call, object string) *v1.AuditEntry {
 	return e
 }
 
-// recordHTTP records a request that is no call of a service. status is that of the answer, and text what it says if it
-// is an error.
+// recordHTTP records a request that is not a call of a service. status is the answer's status, and text its body if it is an
+// error.
 func (s *Server) recordHTTP(c caller, r *http.Request, call, object string, status int, text string) {
 	if s.AuditLog == nil {
 		return
@@ -95,7 +95,8 @@ func (s *Server) recordHTTP(c caller, r *http.Request, call, object string, stat
 	s.AuditLog.Record(e)
 }
 
-// auditBlobs records who put or read a blob, and who was refused. Hosts read blobs all the time, as their orders say.
+// auditBlobs records users' reads and writes of blobs, and refused requests. Hosts read blobs all the time, by order, and
+// are not recorded.
 func (s *Server) auditBlobs(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answered := &answer{ResponseWriter: w, status: http.StatusOK}
@@ -112,7 +113,7 @@ func (s *Server) auditBlobs(next http.Handler) http.Handler {
 	})
 }
 
-// answer remembers an answer's status, and what it says if it is an error.
+// answer remembers an answer's status, and its text if it is an error.
 type answer struct {
 	http.ResponseWriter
 	status int
@@ -145,7 +146,7 @@ func (s *Server) RecordSession(id ca.Identity, address string, err error) {
 	s.AuditLog.Record(e)
 }
 
-// objectOf returns the name of what a message is about; empty: it names nothing.
+// objectOf returns the name of the object that a message is about, or an empty string.
 func objectOf(message any) string {
 	m, _ := message.(proto.Message)
 	if m == nil {
@@ -157,7 +158,7 @@ func objectOf(message any) string {
 			return r.Get(f).String()
 		}
 	}
-	for i := range r.Descriptor().Fields().Len() { // CreateImage and others have the whole object
+	for i := range r.Descriptor().Fields().Len() { // CreateImage and others contain the whole object
 		f := r.Descriptor().Fields().Get(i)
 		if f.Kind() != protoreflect.MessageKind || f.IsList() || f.IsMap() || !r.Has(f) {
 			continue
@@ -174,7 +175,7 @@ func (a *auditor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		response, err := next(ctx, r)
 		message := r.Any()
-		if err == nil && objectOf(message) == "" { // whoever logs in says only with which token
+		if err == nil && objectOf(message) == "" { // a login's request has only the token; the answer has the name
 			message = response.Any()
 		}
 		a.record(ctx, r.Spec(), r.Peer(), message, err)
@@ -200,7 +201,7 @@ func (a *auditor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connec
 	}
 }
 
-// firstMessage calls record when the first message has come.
+// firstMessage calls record when the first message has arrived.
 type firstMessage struct {
 	connect.StreamingHandlerConn
 	message any // the first

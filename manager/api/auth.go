@@ -1,6 +1,6 @@
 package api
 
-// auth.go - who calls, and what they may do.
+// auth.go - identifies callers and checks their rights.
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// caller is who makes a request; the zero value is somebody unknown.
+// caller is the sender of a request; the zero value is an unknown caller.
 type caller struct {
 	kind  ca.Kind
 	name  string
@@ -30,7 +30,7 @@ type caller struct {
 	gen   uint32 // of a user's certificate
 	admin bool
 	cert  *x509.Certificate
-	why   string // why a certificate was not honoured
+	why   string // why the certificate was refused
 }
 
 type callerKey struct{}
@@ -40,16 +40,18 @@ func callerOf(ctx context.Context) caller {
 	return c
 }
 
-// identity is the subject of the caller's certificate.
+// identity returns the subject of the caller's certificate.
 func (c caller) identity() ca.Identity {
 	return ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid, Generation: c.gen}
 }
 
-// asks is the caller as core knows callers.
-func (c caller) asks() core.Caller { return core.Caller{Name: c.name, UID: c.uid, Admin: c.admin} }
+// coreCaller returns the caller as package core represents it.
+func (c caller) coreCaller() core.Caller {
+	return core.Caller{Name: c.name, UID: c.uid, Admin: c.admin}
+}
 
-// owns tells whether the caller may see and change an object.
-func (c caller) owns(meta *v1.Meta) bool { return c.asks().Owns(meta) }
+// owns reports whether the caller may see and change an object.
+func (c caller) owns(meta *v1.Meta) bool { return c.coreCaller().Owns(meta) }
 
 // identify puts the caller into the request's context.
 func (s *Server) identify(next http.Handler) http.Handler {
@@ -68,7 +70,7 @@ func (s *Server) identify(next http.Handler) http.Handler {
 	})
 }
 
-// who honours a certificate only while the object it was issued for exists.
+// who accepts a certificate only while the object that it was issued for exists.
 func who(snap *store.Snapshot, id ca.Identity) caller {
 	switch id.Kind {
 	case ca.KindUser:
@@ -80,7 +82,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 			return caller{why: disabledText(u)}
 		}
 		if u.Generation != id.Generation {
-			return caller{why: "the certificates of user " + id.Name + " were revoked; an administrator has the token with which to log in"}
+			return caller{why: "the certificates of user " + id.Name + " were revoked; ask an administrator for a new token"}
 		}
 		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, gen: u.Generation, admin: u.Role == v1.Role_ROLE_ADMIN}
 	case ca.KindHost:
@@ -94,12 +96,12 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 	return caller{why: id.String() + " has no business here"}
 }
 
-// disabledText says that a user's certificate is not honoured for a time.
+// disabledText is the reason for refusing the certificate of a disabled user.
 func disabledText(u *v1.User) string {
 	return fmt.Sprintf("user %s was disabled at %s; only an administrator can undo it", u.Meta.Name, u.Disabled.AsTime().Format(time.RFC3339))
 }
 
-// hostRefused says why a host's certificate is not honoured; empty: it is.
+// hostRefused returns why a host's certificate is refused; empty: it is accepted.
 func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	h := snap.Hosts[id.Name]
 	switch {
@@ -114,8 +116,8 @@ func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 		"its guests are left alone; to take it in, delete pki/ in its agent's state folder, and nothing else there, and join it with a new token"
 }
 
-// AcceptHost is for session.New: only hosts that exist, and only at the leader. A host that was removed is told so, and ends
-// its guests. One that is merely not known ends nothing.
+// AcceptHost is for session.New: it accepts only hosts that exist, and only at the leader. The agent of a removed host
+// learns of the removal, and ends its guests. A host that is merely unknown ends nothing.
 func (s *Server) AcceptHost(id ca.Identity) error {
 	snap := s.Store.Snapshot()
 	if !s.Leading() {
@@ -129,7 +131,7 @@ func (s *Server) AcceptHost(id ca.Identity) error {
 	return nil
 }
 
-// guard lets users call ControlService, and answers only where this manager leads.
+// guard admits only users to ControlService, and only where this manager leads.
 type guard struct{ s *Server }
 
 // adminOnly are the procedures that an ordinary user may not call.
@@ -155,8 +157,8 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceAuditProcedure:          true,
 }
 
-// heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts, or
-// remove what lost objects may need. Users, images and tokens can be added, since a recovery may need them.
+// heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts,
+// or remove what lost objects may need. Users, images and tokens can be added, because a recovery may need them.
 var heldBack = map[string]bool{
 	watariv1connect.ControlServiceCreateClusterProcedure:     true,
 	watariv1connect.ControlServiceResizeClusterProcedure:     true,
@@ -189,7 +191,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceRemoveUserProcedure:        true,
 }
 
-// anywhere are the procedures that a manager answers that does not lead.
+// anywhere are the procedures that a manager answers even if it does not lead.
 var anywhere = map[string]bool{
 	watariv1connect.ControlServiceWhoAmIProcedure: true,
 	watariv1connect.ControlServiceEventsProcedure: true,
@@ -218,7 +220,7 @@ func (g *guard) check(ctx context.Context, procedure string) error {
 	return nil
 }
 
-// mustNotHold is an error while the manager holds.
+// mustNotHold returns an error while the manager holds.
 func (s *Server) mustNotHold() error {
 	if !s.Store.Snapshot().Held() {
 		return nil
@@ -226,7 +228,7 @@ func (s *Server) mustNotHold() error {
 	return fail(connect.CodeFailedPrecondition, "%s", view.HoldNext)
 }
 
-// mustLead is an error where this manager does not lead; it says who does.
+// mustLead returns an error if this manager does not lead; the error names the leader.
 func (s *Server) mustLead() error {
 	if s.Leading() {
 		return nil
@@ -273,7 +275,7 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	}
 }
 
-// awaitRefusal ends a stream, which may go on for days, when its caller is removed or disabled.
+// awaitRefusal ends a stream when its caller is removed or disabled. A stream may last for days.
 func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFunc) {
 	c, changes := callerOf(ctx), s.Store.Subscribe(ctx)
 	for {
@@ -289,7 +291,7 @@ func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFun
 	}
 }
 
-// guardBlobs: hosts and users may read, users may write.
+// guardBlobs lets hosts and users read blobs, and only users write them.
 func (s *Server) guardBlobs(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := callerOf(r.Context())

@@ -1,6 +1,6 @@
 package api
 
-// check.go - hands requests to core's admission, and gives its refusals their codes.
+// check.go - passes requests to core's admission, and gives its refusals their connect codes.
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	"connectrpc.com/connect"
 )
 
-// admission is what core decides by about a request of the caller.
+// admission returns what core needs to decide on a request of the caller.
 func (s *Server) admission(ctx context.Context, snap *store.Snapshot) *core.Admission {
-	return &core.Admission{Objects: snap, Caller: callerOf(ctx).asks(), Reports: s.Sessions, Now: time.Now(), Began: s.Began(), Pool: s.Prefix}
+	return &core.Admission{Objects: snap, Caller: callerOf(ctx).coreCaller(), Reports: s.Sessions, Now: time.Now(), Began: s.Began(), Pool: s.Prefix}
 }
 
-// admit has core decide on a request, and writes the change that follows; see change.
+// admit lets core decide on a request, and writes the resulting change; see change.
 func (s *Server) admit(ctx context.Context, decide func(*core.Admission) (core.Change, error)) error {
 	return s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		change, err := decide(s.admission(ctx, snap))
@@ -29,7 +29,7 @@ func (s *Server) admit(ctx context.Context, decide func(*core.Admission) (core.C
 	})
 }
 
-// codes are those of refusals.
+// codes maps kinds of refusals to connect codes.
 var codes = map[core.RefusalKind]connect.Code{
 	core.Invalid:         connect.CodeInvalidArgument,
 	core.NotFound:        connect.CodeNotFound,
@@ -40,8 +40,8 @@ var codes = map[core.RefusalKind]connect.Code{
 	core.Unauthenticated: connect.CodeUnauthenticated,
 }
 
-// coded gives a refusal its code. Other errors are returned as they are.
-func coded(err error) error {
+// withCode gives a refusal its code. Other errors are returned as they are.
+func withCode(err error) error {
 	var refusal *core.Refusal
 	if !errors.As(err, &refusal) {
 		return err
@@ -50,18 +50,20 @@ func coded(err error) error {
 }
 
 // checkName refuses names of new objects that do not follow the rule.
-func checkName(kind, name string) error { return coded(core.CheckName(kind, name)) }
+func checkName(kind, name string) error { return withCode(core.CheckName(kind, name)) }
 
-// missing says that there is no such object, and which there are.
+// missing returns an error that names the missing object and lists the existing ones.
 func missing[T any](kind, name string, there map[string]T) error {
-	return coded(core.Missing(kind, name, there))
+	return withCode(core.Missing(kind, name, there))
 }
 
-// own returns those of the objects that the caller may see.
-func own[T store.Object](c caller, all map[string]T) map[string]T { return core.Own(c.asks(), all) }
+// own returns the objects that the caller may see.
+func own[T store.Object](c caller, all map[string]T) map[string]T {
+	return core.Own(c.coreCaller(), all)
+}
 
 // find returns an object that the caller may see. An object of another user does not exist for the caller.
 func find[T store.Object](c caller, kind, name string, all map[string]T) (T, error) {
-	o, err := core.Find(c.asks(), kind, name, all)
-	return o, coded(err)
+	o, err := core.Find(c.coreCaller(), kind, name, all)
+	return o, withCode(err)
 }

@@ -17,14 +17,14 @@ func TestEveryRefusalHasItsCode(t *testing.T) {
 		core.Precondition: connect.CodeFailedPrecondition, core.Exhausted: connect.CodeResourceExhausted, core.Unauthenticated: connect.CodeUnauthenticated, core.Denied: connect.CodePermissionDenied,
 	} {
 		refusal := &core.Refusal{Kind: kind, Message: "no"}
-		for _, err := range []error{coded(refusal), storeError(refusal), storeError(fmt.Errorf("md: %w", refusal))} {
+		for _, err := range []error{withCode(refusal), storeError(refusal), storeError(fmt.Errorf("md: %w", refusal))} {
 			var coded *connect.Error
 			if !errors.As(err, &coded) || coded.Code() != want || coded.Message() != "no" {
 				t.Errorf("kind %d: %v, want code %v", kind, err, want)
 			}
 		}
 	}
-	if err := errors.New("another"); coded(err) != err || coded(nil) != nil {
+	if err := errors.New("another"); withCode(err) != err || withCode(nil) != nil {
 		t.Error("an error that is no refusal is changed")
 	}
 }

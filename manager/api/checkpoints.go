@@ -45,7 +45,7 @@ func (s *Server) CreateCheckpoint(ctx context.Context, r *connect.Request[v1.Cre
 	return connect.NewResponse(&v1.CreateCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[name], Existed: existed}), nil
 }
 
-// ListCheckpoints lists the checkpoints of the caller's clusters, and the snapshots of his volumes.
+// ListCheckpoints lists the checkpoints of the caller's clusters, and the snapshots of the caller's volumes.
 func (s *Server) ListCheckpoints(ctx context.Context, r *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
 	mine := own(c, snap.Checkpoints)
@@ -87,7 +87,7 @@ func (s *Server) DeleteCheckpoint(ctx context.Context, r *connect.Request[v1.Del
 	return connect.NewResponse(&v1.DeleteCheckpointResponse{}), nil
 }
 
-// ChangeCheckpoint pins a checkpoint, or lets it go.
+// ChangeCheckpoint pins or unpins a checkpoint.
 func (s *Server) ChangeCheckpoint(ctx context.Context, r *connect.Request[v1.ChangeCheckpointRequest]) (*connect.Response[v1.ChangeCheckpointResponse], error) {
 	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.ChangeCheckpoint(r.Msg) }); err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (s *Server) ChangeCheckpoint(ctx context.Context, r *connect.Request[v1.Cha
 	return connect.NewResponse(&v1.ChangeCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[r.Msg.Name]}), nil
 }
 
-// PlanCheckpoints says when checkpoints of a cluster or of a volume are made unasked.
+// PlanCheckpoints sets when checkpoints of a cluster or a volume are made automatically.
 func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.PlanCheckpointsRequest]) (*connect.Response[v1.PlanCheckpointsResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
 		key, err := newCheckpointKey()
@@ -111,7 +111,7 @@ func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.Plan
 	return connect.NewResponse(&v1.PlanCheckpointsResponse{Cluster: view.Cluster(snap, s.Sessions, r.Msg.Cluster), Volume: view.Volume(snap, s.Sessions, r.Msg.Volume)}), nil
 }
 
-// VerifyCheckpoint has a checkpoint verified; the controller carries it out.
+// VerifyCheckpoint requests that a checkpoint is verified; the controller does it.
 func (s *Server) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.VerifyCheckpointResponse], error) {
 	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.VerifyCheckpoint(r.Msg.Name) }); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (s *Server) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.Ver
 	return connect.NewResponse(&v1.VerifyCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[r.Msg.Name]}), nil
 }
 
-// RestoreCheckpoint has a cluster go on from a checkpoint, or a volume go back to a snapshot; the controller carries it out.
+// RestoreCheckpoint restores a cluster from a checkpoint, or a volume from a snapshot; the controller does it.
 func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
 	name := ""
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {

@@ -18,7 +18,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// CreateCluster makes a cluster and its guests; hosts are assigned afterwards by the controller.
+// CreateCluster makes a cluster and its guests; the controller assigns hosts later.
 func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.CreateClusterRequest]) (*connect.Response[v1.CreateClusterResponse], error) {
 	name, existed := r.Msg.Name, false
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
@@ -26,7 +26,7 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 		if existed = len(change.Ops) == 0; existed || err != nil {
 			return change, err
 		}
-		return change, s.giveAuthority(change.Ops[0].Object.(*v1.Cluster))
+		return change, s.newClusterKeys(change.Ops[0].Object.(*v1.Cluster))
 	})
 	if err != nil {
 		return nil, err
@@ -38,13 +38,13 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 	return connect.NewResponse(&v1.CreateClusterResponse{Cluster: cluster, Existed: existed}), nil
 }
 
-// giveAuthority makes the authority of a new cluster.
-func (s *Server) giveAuthority(c *v1.Cluster) error {
+// newClusterKeys makes the certificate authority and the checkpoint key of a new cluster.
+func (s *Server) newClusterKeys(c *v1.Cluster) error {
 	authority, err := s.Authority.ClusterAuthority(c.Meta.Name, c.Meta.Uid)
 	if err != nil {
 		return err
 	}
-	key, err := newCheckpointKey() // a policy may suspend the cluster before anybody asks for a checkpoint
+	key, err := newCheckpointKey() // a policy may suspend the cluster before a user asks for a checkpoint
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (s *Server) ListClusters(ctx context.Context, r *connect.Request[v1.ListClu
 	return connect.NewResponse(resp), nil
 }
 
-// ClusterTraffic returns which guests of a cluster talk to each other.
+// ClusterTraffic returns which guests of a cluster exchange messages.
 func (s *Server) ClusterTraffic(ctx context.Context, r *connect.Request[v1.ClusterTrafficRequest]) (*connect.Response[v1.ClusterTrafficResponse], error) {
 	snap := s.Store.Snapshot()
 	c, err := find(callerOf(ctx), "cluster", r.Msg.Name, snap.Clusters)
@@ -106,7 +106,7 @@ func (s *Server) ResizeCluster(ctx context.Context, r *connect.Request[v1.Resize
 	return connect.NewResponse(resp), nil
 }
 
-// DeleteCluster asks for a cluster's end; it is gone when nothing of it is left.
+// DeleteCluster requests a cluster's deletion; the object disappears once all its parts are gone.
 func (s *Server) DeleteCluster(ctx context.Context, r *connect.Request[v1.DeleteClusterRequest]) (*connect.Response[v1.DeleteClusterResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.DeleteCluster(r.Msg.Name) })
 	if err != nil {

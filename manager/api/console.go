@@ -15,8 +15,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// GuestConsole reads a guest's kept console. Each host keeps its own part of it: followed over a move, the
-// stream goes on with the new host's part, and offsets go on counting.
+// GuestConsole reads a guest's kept console. Each host keeps its own part. When a followed guest moves, the stream continues
+// with the new host's part, and offsets continue across parts.
 func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestConsoleRequest], out *connect.ServerStream[v1.GuestConsoleResponse]) error {
 	snap := s.Store.Snapshot()
 	g, err := find(callerOf(ctx), "guest", r.Msg.Name, snap.Guests)
@@ -31,9 +31,9 @@ func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestCo
 		return c.search(ctx, slices.Sorted(maps.Keys(snap.Hosts)), r.Msg.Name)
 	}
 	if !r.Msg.Follow {
-		return passOnly(c.read(ctx, g.Host, false, func() {}), g)
+		return wrapConsoleError(c.read(ctx, g.Host, false, func() {}), g)
 	}
-	err = s.again(ctx, r.Msg.Name, g.Meta.Uid, func(g *v1.Guest, alive func()) error {
+	err = s.retry(ctx, r.Msg.Name, g.Meta.Uid, func(g *v1.Guest, alive func()) error {
 		err := c.read(ctx, g.Host, true, alive)
 		if c.begun && connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
 			return fail(connect.CodeUnavailable, "host %s has no console of it yet", g.Host)
@@ -41,17 +41,17 @@ func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestCo
 		if err != nil {
 			return err
 		}
-		// The host's part ended while the guest is wanted: it is on the move, or about to be started again.
+		// The host's part ended while the guest should run: the guest is moving, or is about to be started again.
 		return fail(connect.CodeUnavailable, "the console on host %s ended", g.Host)
 	})
-	return passOnly(err, g)
+	return wrapConsoleError(err, g)
 }
 
-func passOnly(err error, g *v1.Guest) error {
+func wrapConsoleError(err error, g *v1.Guest) error {
 	if err == nil {
 		return nil
 	}
-	return passOn(err, "read the console of guest %s", g.Meta.Name)
+	return wrapError(err, "read the console of guest %s", g.Meta.Name)
 }
 
 // console is a stream of one guest's console over several hosts.
@@ -59,14 +59,14 @@ type console struct {
 	s      *Server
 	uid    string
 	out    *connect.ServerStream[v1.GuestConsoleResponse]
-	host   string // the present part's
-	epoch  uint64 // of a kept part; 0: what is written now
-	base   uint64 // what earlier parts had
-	offset uint64 // of the caller's next byte
-	begun  bool   // a host had a part of it
+	host   string // of the present part
+	epoch  uint64 // of a kept part; 0: the part being written now
+	base   uint64 // bytes of the earlier parts
+	offset uint64 // of the next byte for the caller
+	begun  bool   // a host had a part of the console
 }
 
-// read streams a host's part.
+// read streams the part of one host.
 func (c *console) read(ctx context.Context, host string, follow bool, alive func()) error {
 	client, err := c.s.Sessions.HTTPClient(host)
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *console) read(ctx context.Context, host string, follow bool, alive func
 	return in.Err()
 }
 
-// search finds the console of a guest that runs nowhere at the hosts that may still keep it.
+// search finds the console of a guest that does not run, among the hosts that may still keep it.
 func (c *console) search(ctx context.Context, hosts []string, name string) error {
 	begin := c.offset
 	for _, host := range hosts {

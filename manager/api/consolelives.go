@@ -1,6 +1,6 @@
 package api
 
-// consolelives.go - the consoles of a guest's lives that ended: each host keeps what it saw of a life.
+// consolelives.go - the consoles of a guest's ended lives: each host keeps its own part of each life.
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 // listTime is how long a host may take to list the consoles that it keeps.
 const listTime = 10 * time.Second
 
-// ListGuestConsoles lists what the hosts keep.
+// ListGuestConsoles lists the consoles that hosts keep.
 func (s *Server) ListGuestConsoles(ctx context.Context, r *connect.Request[v1.ListGuestConsolesRequest]) (*connect.Response[v1.ListGuestConsolesResponse], error) {
 	snap := s.Store.Snapshot()
 	g, err := find(callerOf(ctx), "guest", r.Msg.Name, snap.Guests)
@@ -32,7 +32,7 @@ func (s *Server) ListGuestConsoles(ctx context.Context, r *connect.Request[v1.Li
 	return connect.NewResponse(&v1.ListGuestConsolesResponse{Consoles: kept, UnreachableHosts: unreachable}), nil
 }
 
-// keptConsoles asks all hosts at once; unreachable are those that did not answer.
+// keptConsoles asks all hosts at once; unreachable lists the hosts that did not answer.
 func (s *Server) keptConsoles(ctx context.Context, g *v1.Guest, hosts []string) (kept []*v1.KeptConsole, unreachable []string) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
@@ -72,7 +72,7 @@ func (s *Server) keptOn(ctx context.Context, host, uid string) ([]*v1.KeptConsol
 }
 
 // numberLives orders consoles by epoch and gives each the number of its life. A life begins with a console that was not
-// received from another host, or after one of a life that ended.
+// received from another host, or that follows a console whose guest did not move on.
 func numberLives(g *v1.Guest, kept []*v1.KeptConsole) {
 	slices.SortFunc(kept, func(a, b *v1.KeptConsole) int {
 		if a.Epoch != b.Epoch {
@@ -82,7 +82,7 @@ func numberLives(g *v1.Guest, kept []*v1.KeptConsole) {
 	})
 	life := uint32(1)
 	if g.Host != "" && len(kept) > 0 && kept[len(kept)-1].Epoch >= g.StartedEpoch {
-		life = 0 // of the copy that runs
+		life = 0 // the life of the running copy
 	}
 	for i := len(kept) - 1; i >= 0; i-- {
 		kept[i].Life = life
@@ -92,7 +92,7 @@ func numberLives(g *v1.Guest, kept []*v1.KeptConsole) {
 	}
 }
 
-// previous streams the console of an earlier life, from all hosts that it was on.
+// previous streams the console of an earlier life, from all hosts that the guest was on.
 func (s *Server) previous(ctx context.Context, g *v1.Guest, r *v1.GuestConsoleRequest, hosts []string, out *connect.ServerStream[v1.GuestConsoleResponse]) error {
 	kept, unreachable := s.keptConsoles(ctx, g, hosts)
 	parts := slices.DeleteFunc(kept, func(k *v1.KeptConsole) bool { return k.Life != r.Previous })
@@ -111,10 +111,10 @@ func (s *Server) previous(ctx context.Context, g *v1.Guest, r *v1.GuestConsoleRe
 		c.base += size
 		failed = errors.Join(failed, err)
 	}
-	return passOnly(failed, g)
+	return wrapConsoleError(failed, g)
 }
 
-// readPart streams a kept console, which begins at c.base of the whole, but what is before begin.
+// readPart streams a kept console from offset begin on. The part starts at offset c.base of the whole console.
 func (c *console) readPart(ctx context.Context, part *v1.KeptConsole, begin uint64) (size uint64, err error) {
 	if begin >= c.base+part.Bytes {
 		return part.Bytes, nil

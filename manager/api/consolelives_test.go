@@ -10,7 +10,7 @@ func TestConsolesAreNumberedByLife(t *testing.T) {
 	part := func(host string, epoch uint64, source, target string) *v1.KeptConsole {
 		return &v1.KeptConsole{Host: host, Epoch: epoch, Source: source, Target: target}
 	}
-	// Started on a1 and moved to b1, where it ended; started on a1 and ended; started on b1 and moved to a1.
+	// The guest started on a1, moved to b1 and ended there; started on a1 and ended; started on b1 and moved to a1.
 	all := func() []*v1.KeptConsole {
 		return []*v1.KeptConsole{part("b1", 4, "", "a1"), part("a1", 1, "", "b1"), part("a1", 3, "", ""), part("b1", 2, "a1", "")}
 	}
@@ -22,7 +22,7 @@ func TestConsolesAreNumberedByLife(t *testing.T) {
 		"the last was moved and runs": {&v1.Guest{Host: "a1", StartedEpoch: 4, Epoch: 5}, all(), []uint32{2, 2, 1, 0}},
 		"the last ended elsewhere":    {&v1.Guest{StartedEpoch: 4, Epoch: 5}, all(), []uint32{3, 3, 2, 1}},
 		"another was started since":   {&v1.Guest{Host: "a1", StartedEpoch: 6, Epoch: 6}, all(), []uint32{3, 3, 2, 1}},
-		// a1 cannot be asked for its part of the first life.
+		// a1 does not list its part of the first life.
 		"a host is missing":   {&v1.Guest{Host: "a1", StartedEpoch: 6}, []*v1.KeptConsole{part("b1", 2, "a1", ""), part("b1", 4, "", "a1")}, []uint32{2, 1}},
 		"nothing is kept yet": {&v1.Guest{Host: "a1", StartedEpoch: 1}, nil, nil},
 	} {

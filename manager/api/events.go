@@ -1,6 +1,6 @@
 package api
 
-// events.go - the history, and objects as they change.
+// events.go - the history, and watching objects.
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Events streams the history; a user sees what concerns own objects.
+// Events streams the history; a user sees only events about the user's own objects.
 func (s *Server) Events(ctx context.Context, r *connect.Request[v1.EventsRequest], stream *connect.ServerStream[v1.EventsResponse]) error {
 	c, after := callerOf(ctx), r.Msg.After
 	if r.Msg.Last > 0 {
@@ -50,7 +50,7 @@ func (s *Server) Events(ctx context.Context, r *connect.Request[v1.EventsRequest
 	return nil
 }
 
-// concerns says whether a caller may see an event.
+// concerns reports whether a caller may see an event.
 func concerns(c caller, snap *store.Snapshot, e *v1.Event) bool {
 	if c.admin {
 		return true
@@ -84,7 +84,8 @@ func owned[T store.Object](c caller, all map[string]T, e *v1.Event) bool {
 	return found && c.owns(o.GetMeta()) && isOf(e, o.GetMeta())
 }
 
-// isOf says whether an event is of this object, and not of one that had its name before and may have been another's.
+// isOf reports whether an event is about this object, and not about an earlier one with the same name, which may have had
+// another owner.
 func isOf(e *v1.Event, meta *v1.Meta) bool {
 	return !e.At.AsTime().Before(meta.GetCreated().AsTime())
 }
@@ -129,7 +130,7 @@ func (s *Server) Watch(ctx context.Context, r *connect.Request[v1.WatchRequest],
 	}
 }
 
-// look is one object as the caller may see it.
+// look returns one object as the caller may see it.
 func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.WatchResponse, error) {
 	switch kind {
 	case "cluster":
@@ -147,7 +148,7 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 			return nil, missing(kind, name, snap.Hosts)
 		}
 		h := s.viewHost(c, snap, name)
-		h.LastSeen, h.Sample = nil, nil // they would change by themselves
+		h.LastSeen, h.Sample = nil, nil // they change without an event
 		return &v1.WatchResponse{Host: h}, nil
 	case "migration":
 		if _, err := find(c, kind, name, snap.Migrations); err != nil {

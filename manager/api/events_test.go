@@ -24,7 +24,7 @@ func TestEventsOfAnEarlierOwnersObjectsAreNotTold(t *testing.T) {
 		{&v1.Event{Kind: "guest", Name: "md-0", Actor: "manager", At: at(20)}, true},
 		{&v1.Event{Kind: "guest", Name: "md-0", Actor: "bob", At: at(19)}, false},
 		{&v1.Event{Kind: "cluster", Name: "gone", Actor: "ann", At: at(15)}, true},
-		{&v1.Event{Kind: "cluster", Name: "gone", Actor: "ann", At: at(9)}, false}, // another ann's
+		{&v1.Event{Kind: "cluster", Name: "gone", Actor: "ann", At: at(9)}, false}, // of another user ann
 		{&v1.Event{Kind: "user", Name: "ann", Actor: "admin", At: at(10)}, true},
 		{&v1.Event{Kind: "user", Name: "ann", Actor: "admin", At: at(9)}, false},
 	} {

@@ -1,6 +1,6 @@
 package api
 
-// exec.go - processes in guests, with streams, that outlive a guest's move.
+// exec.go - processes in guests. Their streams survive a move of the guest.
 
 import (
 	"context"
@@ -19,20 +19,21 @@ import (
 )
 
 const (
-	// execHold is how long a process lives on, seconds, when the manager that follows it is gone.
+	// execHold is how long a process lives on, seconds, without the manager that follows it.
 	execHold = 60
-	// maxHold bounds what a caller may ask for instead, seconds: a process whose caller is gone for good takes up room.
+	// maxHold bounds the hold time that a caller may request, seconds, because an abandoned process uses resources.
 	maxHold = 3600
-	// maxInput bounds the input held until the guest has taken it, bytes.
+	// maxInput bounds the input that waits for the guest, bytes.
 	maxInput = 1 << 20
 	// forgetTimeout bounds the clean-up after a caller is gone.
 	forgetTimeout = 10 * time.Second
 )
 
-// GuestExec runs a command in a guest. The process is known by its id, so that when the connection to the guest
-// ends (it moves to another host, say) the streams go on where they were; input is kept until the guest has it.
-// A caller that was cut off calls again with the same id, its output's offsets in the first message's input and
-// its input from where the process's had come; one that does not come back loses the process after its hold time.
+// GuestExec runs a command in a guest. The caller chooses the process's id. When the connection to the guest ends (because
+// the guest moves, for example), the streams continue where they were; input is kept until the guest confirms it. A
+// disconnected caller calls again with the same id, gives the output's offsets in the first message's input, and sends input
+// from the first byte that the process has not received. The guest ends the process if the caller does not return within the
+// hold time.
 func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
@@ -67,12 +68,12 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 	if first.Input != nil {
 		e.input.add(first.Input)
 	}
-	defer e.input.close() // frees receive
+	defer e.input.close() // ends receive
 	s.execs.begin(e.process())
 	defer e.end()
 	go e.receive(ctx, cancel)
-	if err := s.again(ctx, e.name, e.uid, func(g *v1.Guest, alive func()) error { return e.attempt(ctx, g, alive) }); err != nil {
-		return passOn(err, "run %s on guest %s", start.Command[0], first.Guest)
+	if err := s.retry(ctx, e.name, e.uid, func(g *v1.Guest, alive func()) error { return e.attempt(ctx, g, alive) }); err != nil {
+		return wrapError(err, "run %s on guest %s", start.Command[0], first.Guest)
 	}
 	return nil
 }
@@ -92,12 +93,12 @@ type execution struct {
 	out        *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]
 	input      *input
 	started    bool
-	over       bool   // the caller has the process's end
+	over       bool   // the caller has received the process's end
 	outs, errs uint64 // bytes passed on
 }
 
-// receive takes the caller's later messages until the caller ends. A caller whose sending side ends has closed
-// the process's input; one that is gone ends ctx by itself.
+// receive takes the caller's later messages until the caller ends. When the caller closes its sending side, receive closes
+// the process's input. When the caller disconnects, ctx ends by itself.
 func (e *execution) receive(ctx context.Context, cancel context.CancelFunc) {
 	for {
 		m, err := e.out.Receive()
@@ -119,7 +120,7 @@ func (e *execution) receive(ctx context.Context, cancel context.CancelFunc) {
 }
 
 func (e *execution) signal(ctx context.Context, signal int32) {
-	err := e.s.again(ctx, e.name, e.uid, func(g *v1.Guest, _ func()) error {
+	err := e.s.retry(ctx, e.name, e.uid, func(g *v1.Guest, _ func()) error {
 		client, err := e.s.processes(g)
 		if err == nil {
 			_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: e.start.Id, Signal: signal}))
@@ -131,7 +132,8 @@ func (e *execution) signal(ctx context.Context, signal int32) {
 	}
 }
 
-// attempt starts the process where that was not done and follows it on one connection. nil: it has ended.
+// attempt starts the process if it has not been started, and follows it on one connection. It returns nil when the process
+// has ended.
 func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) error {
 	client, err := e.s.processes(g)
 	if err != nil {
@@ -169,7 +171,7 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 	}
 }
 
-// lost makes a process that the guest does not know any more an error for people.
+// lost turns the error about a process that the guest no longer knows into one for people.
 func (e *execution) lost(err error) error {
 	if connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
 		return final{fail(connect.CodeAborted, "guest %s was restarted, and the process ended with it", e.name)}
@@ -177,7 +179,7 @@ func (e *execution) lost(err error) error {
 	return err
 }
 
-// fresh cuts off what was passed on before, and counts the rest.
+// fresh cuts off output that was passed on before, and counts the rest.
 func (e *execution) fresh(m *v1.AttachResponse) *v1.AttachResponse {
 	m.Stdout, m.StdoutOffset = cut(m.Stdout, m.StdoutOffset, e.outs)
 	m.Stderr, m.StderrOffset = cut(m.Stderr, m.StderrOffset, e.errs)
@@ -195,7 +197,7 @@ func cut(data []byte, offset, have uint64) ([]byte, uint64) {
 	return data, offset
 }
 
-// end forgets the process when its caller has its end, and otherwise when the caller has not come back for long.
+// end forgets the process once the caller has received its end, or if the caller does not return for twice the hold time.
 func (e *execution) end() {
 	left := e.s.execs.end(e.process())
 	switch {
@@ -210,12 +212,12 @@ func (e *execution) end() {
 	}
 }
 
-// process tells a process from those of other guests: callers choose the ids.
+// process identifies a process. Callers choose the ids, so processes of different guests may have the same id.
 type process struct{ guestUID, id string }
 
 func (e *execution) process() process { return process{e.uid, e.start.Id} }
 
-// callers counts who is attached to each process.
+// callers counts the attached callers of each process.
 type callers struct {
 	mu sync.Mutex
 	of map[process]int
@@ -239,7 +241,7 @@ func (c *callers) add(p process, n int) int {
 	return left
 }
 
-// forget ends the process, if it still runs, and drops its output.
+// forget ends the process if it still runs, and drops its output.
 func (e *execution) forget() {
 	if !e.started {
 		return
@@ -259,14 +261,14 @@ func (e *execution) forget() {
 	}
 }
 
-// input is the caller's input that the guest has not confirmed.
+// input is the part of the caller's input that the guest has not confirmed.
 type input struct {
 	mu            sync.Mutex
 	changed       chan struct{} // closed and replaced at each change
 	data          []byte
 	offset        uint64 // of data's first byte
 	closed        bool
-	begun         bool // some input came: data's offset is the caller's from then on
+	begun         bool // some input has arrived: from then on, the caller sets data's offset
 	rows, columns uint32
 }
 
@@ -280,7 +282,7 @@ func (in *input) change(f func()) {
 	in.changed = make(chan struct{})
 }
 
-// add takes a message of the caller's, and waits while too much is held.
+// add takes a message of the caller, and waits while too much input is held.
 func (in *input) add(m *v1.AttachRequest) {
 	for {
 		in.mu.Lock()
@@ -305,7 +307,7 @@ func (in *input) add(m *v1.AttachRequest) {
 
 func (in *input) close() { in.change(func() { in.closed = true }) }
 
-// taken drops what the guest confirmed: all before offset.
+// taken drops the input that the guest has confirmed: all bytes before offset.
 func (in *input) taken(offset uint64) {
 	in.change(func() {
 		if offset > in.offset {
@@ -315,7 +317,7 @@ func (in *input) taken(offset uint64) {
 	})
 }
 
-// send sends all that is held, and what comes, until ctx ends. It begins with what was not confirmed.
+// send sends the held input, and new input until ctx ends. It begins with the first unconfirmed byte.
 func (in *input) send(ctx context.Context, to *connect.BidiStreamForClient[v1.AttachRequest, v1.AttachResponse]) {
 	defer to.CloseRequest()
 	var sent uint64

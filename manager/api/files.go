@@ -23,12 +23,12 @@ const defaultUser = "watari"
 type place struct {
 	guest *v1.Guest
 	path  string
-	user  string // owner of what is put
+	user  string // owner of an uploaded file
 	run   *v1.Run
 }
 
-// locate finds the guest and path that a request means: a guest's absolute path, or a run's, whose directory a
-// relative path is in.
+// locate finds the guest and path of a request. A path in a guest is absolute; a relative path of a run is in the run's
+// directory.
 func (s *Server) locate(ctx context.Context, guest, run, file string) (place, error) {
 	if (guest == "") == (run == "") {
 		return place{}, fail(connect.CodeInvalidArgument, "give a guest or a run")
@@ -59,7 +59,7 @@ func (s *Server) locate(ctx context.Context, guest, run, file string) (place, er
 	return p, err
 }
 
-// headGuest is the guest that a run's files are in.
+// headGuest returns the guest that has a run's files.
 func (s *Server) headGuest(ctx context.Context, snap *store.Snapshot, r *v1.Run) (*v1.Guest, error) {
 	name, uid := core.RunHead(snap, r)
 	if name == "" {
@@ -88,7 +88,7 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 	if err != nil {
 		return nil, err
 	}
-	// Before the guest hears of it, so that nothing is changed there that the history does not tell of.
+	// The history is written first, so that it has every change to the guest's files.
 	if err := s.Store.Txn(ctx, audit(ctx, "guest", to.guest.Meta.Name, "file put: %s", to.path)); err != nil {
 		return nil, storeError(err)
 	}
@@ -102,7 +102,7 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 			err = closeErr
 		}
 		if err != nil {
-			return nil, passOn(err, "make the directory of run %s", to.run.Meta.Name)
+			return nil, wrapError(err, "make the directory of run %s", to.run.Meta.Name)
 		}
 	}
 	out := client.PutFile(ctx)
@@ -124,19 +124,19 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 	}
 	resp, err := out.CloseAndReceive()
 	if err != nil {
-		return nil, passOn(err, "put %s into guest %s", to.path, to.guest.Meta.Name)
+		return nil, wrapError(err, "put %s into guest %s", to.path, to.guest.Meta.Name)
 	}
 	return connect.NewResponse(&v1.ControlPutFileResponse{Size: resp.Msg.Size}), nil
 }
 
-// GetFile reads a file of a guest; when the guest moves meanwhile it goes on at the new host.
+// GetFile reads a file of a guest. If the guest moves meanwhile, GetFile continues at the new host.
 func (s *Server) GetFile(ctx context.Context, r *connect.Request[v1.ControlGetFileRequest], out *connect.ServerStream[v1.ControlGetFileResponse]) error {
 	from, err := s.locate(ctx, r.Msg.Guest, r.Msg.Run, r.Msg.Path)
 	if err != nil {
 		return err
 	}
 	offset := r.Msg.Offset
-	err = s.again(ctx, from.guest.Meta.Name, from.guest.Meta.Uid, func(g *v1.Guest, alive func()) error {
+	err = s.retry(ctx, from.guest.Meta.Name, from.guest.Meta.Uid, func(g *v1.Guest, alive func()) error {
 		client, err := s.files(g)
 		if err != nil {
 			return err
@@ -156,7 +156,7 @@ func (s *Server) GetFile(ctx context.Context, r *connect.Request[v1.ControlGetFi
 		return in.Err()
 	})
 	if err != nil {
-		return passOn(err, "get %s from guest %s", from.path, from.guest.Meta.Name)
+		return wrapError(err, "get %s from guest %s", from.path, from.guest.Meta.Name)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// ListGuests lists the caller's guests, of one cluster or all.
+// ListGuests lists the caller's guests, of one cluster or of all clusters.
 func (s *Server) ListGuests(ctx context.Context, r *connect.Request[v1.ListGuestsRequest]) (*connect.Response[v1.ListGuestsResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
 	if r.Msg.Name != "" {
@@ -36,7 +36,7 @@ func (s *Server) ListGuests(ctx context.Context, r *connect.Request[v1.ListGuest
 	return connect.NewResponse(resp), nil
 }
 
-// StartGuest has a guest run that was stopped, or that is not started again after failures.
+// StartGuest starts a guest that was stopped, or that is not restarted any more after failures.
 func (s *Server) StartGuest(ctx context.Context, r *connect.Request[v1.StartGuestRequest]) (*connect.Response[v1.StartGuestResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.StartGuest(r.Msg.Name) })
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *Server) StartGuest(ctx context.Context, r *connect.Request[v1.StartGues
 	return connect.NewResponse(&v1.StartGuestResponse{Guest: view.Guest(s.Store.Snapshot(), s.Sessions, r.Msg.Name)}), nil
 }
 
-// StopGuest ends a guest until it is started again.
+// StopGuest stops a guest until StartGuest.
 func (s *Server) StopGuest(ctx context.Context, r *connect.Request[v1.StopGuestRequest]) (*connect.Response[v1.StopGuestResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.StopGuest(r.Msg.Name) })
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// ListHosts lists the hosts; a user sees all of them, but of the guests on them only the own ones.
+// ListHosts lists all hosts. A user sees all of them, but of their guests only the user's own.
 func (s *Server) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
 	snap := s.Store.Snapshot()
 	if r.Msg.Name != "" && snap.Hosts[r.Msg.Name] == nil {
@@ -35,18 +35,18 @@ func (s *Server) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsR
 func (s *Server) viewHosts(c caller, snap *store.Snapshot) []*v1.Host {
 	hosts := view.Hosts(snap, s.Sessions)
 	for i, h := range hosts {
-		hosts[i] = s.shown(c, snap, h)
+		hosts[i] = s.hostView(c, snap, h)
 	}
 	return hosts
 }
 
-// viewHost is a host as the caller may see it; nil: there is none.
+// viewHost returns a host as the caller may see it, or nil if it does not exist.
 func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host {
-	return s.shown(c, snap, view.Host(snap, s.Sessions, name))
+	return s.hostView(c, snap, view.Host(snap, s.Sessions, name))
 }
 
-// shown adds to a host, which may be nil, what the sessions know, and takes away what the caller may not see.
-func (s *Server) shown(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
+// hostView adds the sessions' knowledge to a host, which may be nil, and removes what the caller may not see.
+func (s *Server) hostView(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 	if h != nil {
 		h.Load = s.Sessions.Load(h.Meta.Name)
 		h.Sample = shownSample(c, snap, s.History.Latest(h.Meta.Name))
@@ -59,7 +59,7 @@ func (s *Server) shown(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 	return h
 }
 
-// hideOwner takes from a copy of a host by which condition its owner is back.
+// hideOwner removes from a copy of a host the condition by which its owner is back.
 func hideOwner(h *v1.Host) {
 	for _, w := range h.Withdrawn {
 		if w.Policy == policy.HarvestName {
@@ -68,7 +68,8 @@ func hideOwner(h *v1.Host) {
 	}
 }
 
-// shownSample is a sample, which may be nil, as the caller may see it. What owners do on their machines is for administrators.
+// shownSample returns a sample, which may be nil, as the caller may see it. Only administrators see what owners do on their
+// machines.
 func shownSample(c caller, snap *store.Snapshot, sample *v1.HostSample) *v1.HostSample {
 	if sample == nil || c.admin {
 		return sample
@@ -108,7 +109,7 @@ func (s *Server) Usage(ctx context.Context, r *connect.Request[v1.UsageRequest])
 	return connect.NewResponse(&v1.UsageResponse{Guest: s.History.Guest(g.Meta.Uid, since)}), nil
 }
 
-// DrainHost has a host take no guests and its guests moved away, or takes that back.
+// DrainHost drains a host, or ends its draining.
 func (s *Server) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostRequest]) (*connect.Response[v1.DrainHostResponse], error) {
 	name := r.Msg.Name
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.DrainHost(name, !r.Msg.Undo) })
@@ -118,7 +119,7 @@ func (s *Server) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostR
 	return connect.NewResponse(&v1.DrainHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
-// QuarantineHost has a host's guests moved away and the host cut off, or takes that back.
+// QuarantineHost moves a host's guests away and cuts the host off, or ends its quarantine.
 func (s *Server) QuarantineHost(ctx context.Context, r *connect.Request[v1.QuarantineHostRequest]) (*connect.Response[v1.QuarantineHostResponse], error) {
 	name := r.Msg.Name
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
@@ -130,7 +131,7 @@ func (s *Server) QuarantineHost(ctx context.Context, r *connect.Request[v1.Quara
 	return connect.NewResponse(&v1.QuarantineHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
-// TrustHost puts a host into a trust group, or, where that is empty, has it trust no other.
+// TrustHost puts a host into a trust group; with an empty group, the host trusts no other host.
 func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostRequest]) (*connect.Response[v1.TrustHostResponse], error) {
 	name := r.Msg.Name
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.TrustHost(name, r.Msg.Group) })
@@ -140,7 +141,7 @@ func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostR
 	return connect.NewResponse(&v1.TrustHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
-// SpareHost keeps a host free for guests that are lost elsewhere, or ends that.
+// SpareHost keeps a host free for guests that are lost elsewhere, or ends that reservation.
 func (s *Server) SpareHost(ctx context.Context, r *connect.Request[v1.SpareHostRequest]) (*connect.Response[v1.SpareHostResponse], error) {
 	name := r.Msg.Name
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.SpareHost(name, !r.Msg.Undo) })
@@ -150,9 +151,9 @@ func (s *Server) SpareHost(ctx context.Context, r *connect.Request[v1.SpareHostR
 	return connect.NewResponse(&v1.SpareHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
-// RemoveHost takes a host out. It must have no guests, unless it is lost, which the caller vouches for: then
-// its guests are started elsewhere. Its certificate is not honoured from then on. A host that comes back all the same is
-// told that it was removed, and ends its guests (AcceptHost).
+// RemoveHost removes a host. The host must have no guests, unless the caller vouches that it is lost: then its guests are
+// started elsewhere. Its certificate is refused from then on. A removed host that connects again learns of the removal, and
+// ends its guests (AcceptHost).
 func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {
 	name := r.Msg.Name
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.RemoveHost(name, r.Msg.Lost) })
@@ -166,7 +167,7 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 	return connect.NewResponse(&v1.RemoveHostResponse{}), nil
 }
 
-// ForgetHost deletes a host that is being removed once no guest depends on it; the daemon repeats it.
+// ForgetHost deletes a host that is being removed once no guest depends on it; the manager calls ForgetHost repeatedly.
 func (s *Server) ForgetHost(ctx context.Context, name string) error {
 	return s.admit(ctx, func(a *core.Admission) (core.Change, error) { return core.ForgetHost(a.Objects, name), nil })
 }

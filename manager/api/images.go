@@ -1,6 +1,6 @@
 package api
 
-// images.go - registering, listing and removing images; their blobs are put beside the API.
+// images.go - registering, listing and removing images. Blobs are uploaded separately, next to the API.
 
 import (
 	"context"
@@ -23,8 +23,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// CreateImage registers an image whose blobs are here; where some are missing or damaged it says which, and
-// registers nothing.
+// CreateImage registers an image whose blobs were uploaded. If some are missing or damaged, it lists them and registers
+// nothing.
 func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateImageRequest]) (*connect.Response[v1.CreateImageResponse], error) {
 	image, err := newImage(callerOf(ctx), r.Msg.Image)
 	if err != nil {
@@ -57,12 +57,12 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
 		}
 		if have.Digest != image.Digest {
-			// A name is given to new content, as long as nothing needs the old.
+			// A name gets new content, as long as nothing needs the old content.
 			if err := replaceable(ctx, snap, have); err != nil {
 				return nil, err
 			}
 			replacing := proto.CloneOf(image)
-			replacing.Meta = proto.CloneOf(have.Meta) // the snapshot's stays as it is
+			replacing.Meta = proto.CloneOf(have.Meta) // the snapshot's image must not change
 			replacing.Private = have.Private && !r.Msg.Publish
 			image = replacing
 			return []store.Op{store.Update(replacing), audit(ctx, "image", image.Meta.Name, "replaced: %s", image.Source)}, nil
@@ -84,10 +84,11 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 	return connect.NewResponse(resp), nil
 }
 
-// mostUploads is how many uploads a user may have that no image of the user has; an image has three.
+// mostUploads bounds the uploads of a user that no image of the user has yet. An image has three blobs.
 const mostUploads = 30
 
-// imageQuota is an error if a user's images, and these blobs, exceed the user's quota. The sizes are by hex digest.
+// imageQuota returns an error if a user's images together with these blobs exceed the user's quota. The sizes are by hex
+// digest.
 func imageQuota(c caller, snap *store.Snapshot, more map[string]int64) error {
 	limit := snap.Users[c.name].GetQuota().GetImageBytes()
 	mine := map[string]int64{}
@@ -125,7 +126,7 @@ func sizesOf(image *v1.Image) map[string]int64 {
 	return sizes
 }
 
-// roomForUploads is an error if the caller may not upload these blobs.
+// roomForUploads returns an error if the caller may not upload these blobs.
 func (s *Server) roomForUploads(r *http.Request, sizes map[string]int64) error {
 	return imageQuota(callerOf(r.Context()), s.Store.Snapshot(), sizes)
 }
@@ -133,7 +134,7 @@ func (s *Server) roomForUploads(r *http.Request, sizes map[string]int64) error {
 // maxBlob bounds one part of an image, bytes.
 const maxBlob = 1 << 50
 
-// newImage checks what is asked for and fills in what follows from it.
+// newImage checks a requested image and fills in the derived fields.
 func newImage(owner caller, asked *v1.Image) (*v1.Image, error) {
 	if err := checkName("image", asked.GetMeta().GetName()); err != nil {
 		return nil, err
@@ -174,7 +175,7 @@ func imageDigest(image *v1.Image) string {
 
 // ListImages lists the images that the caller may use.
 func (s *Server) ListImages(ctx context.Context, r *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
-	images := callerOf(ctx).asks().UsableImages(s.Store.Snapshot().Images)
+	images := callerOf(ctx).coreCaller().UsableImages(s.Store.Snapshot().Images)
 	if r.Msg.Name != "" && images[r.Msg.Name] == nil {
 		return nil, missing("image", r.Msg.Name, images)
 	}
@@ -187,11 +188,11 @@ func (s *Server) ListImages(ctx context.Context, r *connect.Request[v1.ListImage
 	return connect.NewResponse(resp), nil
 }
 
-// PublishImage lets all users see and use an image of the caller, or ends that.
+// PublishImage lets all users see and use an image of the caller, or makes it private again.
 func (s *Server) PublishImage(ctx context.Context, r *connect.Request[v1.PublishImageRequest]) (*connect.Response[v1.PublishImageResponse], error) {
 	var image *v1.Image
 	err := s.change(ctx, func(snap *store.Snapshot) (ops []store.Op, err error) {
-		usable := callerOf(ctx).asks().UsableImages(snap.Images)
+		usable := callerOf(ctx).coreCaller().UsableImages(snap.Images)
 		have := usable[r.Msg.Name]
 		if have == nil {
 			return nil, missing("image", r.Msg.Name, usable)
@@ -208,7 +209,7 @@ func (s *Server) PublishImage(ctx context.Context, r *connect.Request[v1.Publish
 	return connect.NewResponse(&v1.PublishImageResponse{Image: image}), nil
 }
 
-// published returns an image for all users, or for its owner, and what is to be written for that.
+// published returns an image made public or private, and the operations to write it.
 func published(ctx context.Context, have *v1.Image, public bool) (image *v1.Image, ops []store.Op) {
 	if have.Private != public {
 		return have, nil
@@ -239,7 +240,7 @@ func (s *Server) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveIm
 	return connect.NewResponse(&v1.RemoveImageResponse{}), nil
 }
 
-// otherNames says whether an image's content has another name, too.
+// otherNames reports whether an image's content also has another name.
 func otherNames(snap *store.Snapshot, image *v1.Image) bool {
 	for name, other := range snap.Images {
 		if name != image.Meta.Name && other.Digest == image.Digest {
@@ -249,7 +250,7 @@ func otherNames(snap *store.Snapshot, image *v1.Image) bool {
 	return false
 }
 
-// BlobsInUse are the hex digests of all images' blobs, for blob.Store.Collect.
+// BlobsInUse returns the hex digests of all images' blobs, for blob.Store.Collect.
 func BlobsInUse(snap *store.Snapshot) map[string]bool {
 	used := map[string]bool{}
 	for _, image := range snap.Images {
@@ -260,7 +261,7 @@ func BlobsInUse(snap *store.Snapshot) map[string]bool {
 	return used
 }
 
-// replaceable says why an image's content cannot be taken from its name: it is somebody else's, or clusters need it.
+// replaceable returns an error if an image's name cannot get new content: another user owns the image, or clusters need it.
 func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) error {
 	name := image.Meta.Name
 	if err := ownImage(ctx, image); err != nil {
@@ -278,7 +279,7 @@ func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) err
 	return nil
 }
 
-// ownImage is an error if the caller may not change an image.
+// ownImage returns an error if the caller may not change an image.
 func ownImage(ctx context.Context, image *v1.Image) error {
 	c := callerOf(ctx)
 	if c.owns(image.Meta) {

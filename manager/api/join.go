@@ -1,6 +1,6 @@
 package api
 
-// join.go - JoinService: a token, or a certificate that is still good, for a certificate.
+// join.go - JoinService: issues a certificate for a token, or for a certificate that is still valid.
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 // joiner implements JoinService.
 type joiner struct{ s *Server }
 
-// Join registers the bearer of a token and issues a certificate. Without a token it issues the caller, who
-// shows a certificate, a new one.
+// Join registers the bearer of a token and issues a certificate. Without a token, it renews the certificate that the caller
+// shows.
 func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
 	if err := j.s.mustLead(); err != nil {
 		return nil, err
@@ -37,11 +37,11 @@ func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (
 	return connect.NewResponse(&v1.JoinResponse{Certificate: cert, CaCertificate: j.s.Authority.CertificatePEM(), Name: id.Name, Site: site}), nil
 }
 
-// mostJoin bounds a request to join, bytes. A token and a request for a certificate with a key on P-256 have about 700.
-const mostJoin = 4 << 10
+// maxJoinBytes bounds a request to join, bytes. A token and a certificate request with a P-256 key have about 700.
+const maxJoinBytes = 4 << 10
 
-// admit says who the asker becomes; the token is used up. Signatures of strangers are not verified: that would cost more to the
-// manager than to them. A damaged request does not use the token up.
+// admit returns who the caller becomes, and uses the token up. It does not verify strangers' signatures: that would cost the
+// manager more than them. A damaged request does not use the token up.
 func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, site string, err error) {
 	if r.Token == "" {
 		id, err = j.renew(ctx, r.Request)
@@ -72,7 +72,7 @@ func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, 
 	return id, site, err
 }
 
-// admitBy says who the bearer of a token becomes, and what is to be written.
+// admitBy returns who the bearer of a token becomes, and the operations to write.
 func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte) (id ca.Identity, ops []store.Op, err error) {
 	kind, name := ca.KindHost, hostName
 	if record.User != "" {
@@ -102,11 +102,11 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 	}
 	used.UsedUid = host.Meta.Uid
 	host.TokenSite = record.Site
-	host.TrustGroup = record.Meta.Owner // the hosts that one administrator joins trust each other
+	host.TrustGroup = record.Meta.Owner // hosts joined by one administrator trust each other
 	return ca.Identity{Kind: kind, Name: name, UID: host.Meta.Uid}, append(ops, store.Create(host), joined("host", name, "registered by token")), nil
 }
 
-// usedToken answers again the one who used a token, as far as the key tells, and as long as they exist.
+// usedToken repeats the answer to the host or user that used a token, if the key is the same and the object still exists.
 func usedToken(snap *store.Snapshot, record *v1.Token, kind ca.Kind, name string, key []byte) (ca.Identity, error) {
 	id := ca.Identity{Kind: kind, Name: name, UID: record.UsedUid}
 	meta := snap.Hosts[name].GetMeta()
@@ -133,7 +133,8 @@ func findToken(snap *store.Snapshot, token ca.Token) *v1.Token {
 	return nil
 }
 
-// renew says for whom the caller's certificate, honoured by identify, is. The new one is for the same key.
+// renew returns the identity in the caller's certificate, which identify has accepted. The new certificate is for the same
+// key.
 func (j *joiner) renew(ctx context.Context, request []byte) (ca.Identity, error) {
 	c := callerOf(ctx)
 	if c.kind != ca.KindUser && c.kind != ca.KindHost {

@@ -1,6 +1,6 @@
 package api
 
-// migrations.go - asking for moves, taking them back, listing them.
+// migrations.go - requesting, cancelling and listing moves.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Migrate asks for a guest's move and returns the record of it; the controller carries it out.
+// Migrate requests a guest's move and returns its record; the controller carries it out.
 func (s *Server) Migrate(ctx context.Context, r *connect.Request[v1.MigrateRequest]) (*connect.Response[v1.MigrateResponse], error) {
 	var move core.AdmittedMove
 	err := s.admit(ctx, func(a *core.Admission) (_ core.Change, err error) {
@@ -30,8 +30,8 @@ func (s *Server) Migrate(ctx context.Context, r *connect.Request[v1.MigrateReque
 	return connect.NewResponse(&v1.MigrateResponse{Migration: view.Migration(s.Store.Snapshot(), s.Sessions, move.Name), Explanation: move.Explanation}), nil
 }
 
-// CancelMigration asks for a move to be given up. The guest stays where it is, unless the move is past the
-// point where that is possible.
+// CancelMigration requests the cancellation of a move. The guest stays where it is, unless the move is past the point where
+// that is possible.
 func (s *Server) CancelMigration(ctx context.Context, r *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error) {
 	name := ""
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {

@@ -15,7 +15,7 @@ import (
 	"watari/sim"
 )
 
-// ApplyPolicy makes a text the policy in force.
+// ApplyPolicy puts a policy in force.
 func (s *Server) ApplyPolicy(ctx context.Context, r *connect.Request[v1.ApplyPolicyRequest]) (*connect.Response[v1.ApplyPolicyResponse], error) {
 	unchanged := false
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
@@ -39,12 +39,12 @@ func (s *Server) ListPolicies(_ context.Context, r *connect.Request[v1.ListPolic
 	}
 	stored, err := core.PolicyVersion(s.Store.Snapshot(), r.Msg.Version)
 	if err != nil {
-		return nil, coded(err)
+		return nil, withCode(err)
 	}
 	return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{stored}}), nil
 }
 
-// Explain says why a guest is where it is, or what policies make of a host.
+// Explain returns why a guest is where it is, or how policies see a host.
 func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
 	e := core.Explainer{Objects: snap, Reports: s.Sessions, Now: time.Now(), Admin: c.admin}
@@ -72,15 +72,15 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("explained are guests and hosts"))
 	}
 	if !c.admin {
-		resp.Conditions = nil // they tell what the owner does
+		resp.Conditions = nil // they reveal what the owner does
 	}
 	return connect.NewResponse(resp), nil
 }
 
-// maxReplay bounds a replay, which uses a processor of the manager's machine.
+// maxReplay bounds a replay, which uses one processor of the manager's machine.
 const maxReplay = 30 * time.Second
 
-// TestPolicy replays what hosts have measured.
+// TestPolicy replays hosts' measurements.
 func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolicyRequest]) (*connect.Response[v1.TestPolicyResponse], error) {
 	snap, now := s.Store.Snapshot(), time.Now()
 	text := r.Msg.Text
@@ -102,7 +102,7 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 	if r.Msg.Since == nil || !since.Before(until) || until.After(now.Add(time.Minute)) {
 		return nil, fail(connect.CodeInvalidArgument, "what is tested is a time in the past: from %s to %s is none", since.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
 	}
-	// The history of many hosts is large, so that one test at a time may hold a copy.
+	// The history of many hosts is large, so only one test at a time may hold a copy.
 	if !s.replaying.TryLock() {
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}

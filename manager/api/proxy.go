@@ -1,6 +1,6 @@
 package api
 
-// proxy.go - reaching a guest through its host's agent, wherever it is now.
+// proxy.go - reaches a guest through the agent of its present host.
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// guestByUID finds a guest that must still be the same one; an empty uid: any.
+// guestByUID finds a guest and checks its uid, unless uid is empty.
 func (s *Server) guestByUID(name, uid string) (*v1.Guest, error) {
 	g := s.Store.Snapshot().Guests[name]
 	if g == nil || uid != "" && g.Meta.Uid != uid {
@@ -27,11 +27,10 @@ func (s *Server) guestByUID(name, uid string) (*v1.Guest, error) {
 	return g, nil
 }
 
-// passingPatience is how long a call waits for a guest that is only just not to be reached: on the move, or its
-// agent connecting anew.
+// passingPatience is how long a call waits for a guest that is briefly unreachable: it moves, or its guest agent reconnects.
 const passingPatience = 10 * time.Second
 
-// readyGuest finds the caller's guest and checks that its agent answers.
+// readyGuest finds the caller's guest and checks that its guest agent answers.
 func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error) {
 	ctx, cancel := context.WithTimeout(ctx, passingPatience)
 	defer cancel()
@@ -57,13 +56,14 @@ func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error)
 	}
 }
 
-// passing says whether a guest that is not ready may soon be. After a move it is starting until its agent answers.
+// passing reports whether a guest that is not ready may soon be. After a move, a guest is starting until its guest agent
+// answers.
 func passing(s v1.GuestState) bool {
 	return s == v1.GuestState_GUEST_STATE_MIGRATING || s == v1.GuestState_GUEST_STATE_UNKNOWN ||
 		s == v1.GuestState_GUEST_STATE_STARTING
 }
 
-// describe is a guest's state and its reason.
+// describe returns a guest's state and its reason.
 func describe(g *v1.Guest) string {
 	text := core.StateName(g.State.String())
 	if g.Message != "" {
@@ -72,7 +72,7 @@ func describe(g *v1.Guest) string {
 	return text
 }
 
-// reach is an HTTP client and base URL for a guest's services.
+// reach returns an HTTP client and base URL for a guest's services.
 func (s *Server) reach(g *v1.Guest) (connect.HTTPClient, string, error) {
 	if g.Host == "" {
 		return nil, "", fail(connect.CodeUnavailable, "guest %s runs nowhere", g.Meta.Name)
@@ -100,13 +100,13 @@ func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) 
 	return watariv1connect.NewGuestServiceClient(client, url, hostlink.GuestLimit()), nil
 }
 
-// final is an error that is not to be tried again and is told as it is.
+// final is an error that is returned as it is, without another attempt.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
 
-// broken says whether a call failed for want of the connection, so that it may be tried again, and not by the
-// guest's own word. An agent that ends cancels what it serves.
+// broken reports whether a call failed because of the connection, so that it may be repeated, and not because the guest
+// answered with an error. An agent that ends cancels the calls that it serves.
 func broken(err error) bool {
 	var f final
 	if errors.As(err, &f) {
@@ -116,9 +116,9 @@ func broken(err error) bool {
 	return !connect.IsWireError(err) || code == connect.CodeUnavailable || code == connect.CodeCanceled
 }
 
-// passOn says what was tried when a guest's or agent's error is passed on; its code is kept, and is unavailable
-// where it was the connection that failed.
-func passOn(err error, format string, a ...any) error {
+// wrapError adds what was attempted to an error of a guest or agent. It keeps the code; a failed connection gets code
+// unavailable.
+func wrapError(err error, format string, a ...any) error {
 	var f final
 	if errors.As(err, &f) {
 		return f.error
@@ -134,13 +134,13 @@ func passOn(err error, format string, a ...any) error {
 	return connect.NewError(code, fmt.Errorf("%s: %s", fmt.Sprintf(format, a...), text))
 }
 
-// guestPatience is how long a stream to a guest waits for it to be reachable again.
+// guestPatience is how long a stream to a guest waits until the guest can be reached again.
 const guestPatience = 5 * time.Minute
 
-// again repeats attempt, which is given the guest as it is now, while it fails for want of a connection and the
-// guest is still the same one and wanted. An attempt calls alive when it has got through. The error is passOn's
-// to tell.
-func (s *Server) again(ctx context.Context, name, uid string, attempt func(g *v1.Guest, alive func()) error) error {
+// retry calls attempt with the present guest object. It repeats this while attempt fails because of the connection and the
+// guest is still the same one and not stopped. attempt calls alive when it has reached the guest. The caller passes the
+// error to wrapError.
+func (s *Server) retry(ctx context.Context, name, uid string, attempt func(g *v1.Guest, alive func()) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stored, observed := s.Store.Subscribe(ctx), s.Sessions.Subscribe(ctx)
@@ -158,7 +158,7 @@ func (s *Server) again(ctx context.Context, name, uid string, attempt func(g *v1
 			return err
 		}
 		if time.Since(since) > guestPatience {
-			return passOn(err, "reach guest %s for %v", name, guestPatience)
+			return wrapError(err, "reach guest %s for %v", name, guestPatience)
 		}
 		select {
 		case <-ctx.Done():

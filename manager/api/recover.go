@@ -1,6 +1,6 @@
 package api
 
-// recover.go - after an older copy of the state was put back, the objects are made to agree with what hosts run.
+// recover.go - makes the objects agree with what hosts run, after an older copy of the state was restored.
 
 import (
 	"context"
@@ -25,7 +25,7 @@ import (
 // recoveryBatch bounds the objects of one transaction: an outside etcd allows 128 operations.
 const recoveryBatch = 100
 
-// Recover says what a recovery would do, and does it if asked to. It may be repeated: what was done is found done.
+// Recover returns what a recovery would do, and does it on request. It may be repeated: steps already done are recognized.
 func (s *Server) Recover(ctx context.Context, r *connect.Request[v1.RecoverRequest]) (*connect.Response[v1.RecoverResponse], error) {
 	if err := s.awaitHosts(ctx, r.Msg.Without); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (s *Server) Recover(ctx context.Context, r *connect.Request[v1.RecoverReque
 	}
 }
 
-// awaitHosts waits for hosts that are expected back within seconds: a hold, and a manager's start, cuts all connections.
+// awaitHosts waits for hosts that should reconnect within seconds: a hold and a manager's start cut all connections.
 func (s *Server) awaitHosts(ctx context.Context, without []string) error {
 	awaited := func() bool {
 		snap := s.Store.Snapshot()
@@ -96,10 +96,10 @@ func (s *Server) recoverOnce(ctx context.Context, r *v1.RecoverRequest) (*v1.Rec
 	return resp, nil
 }
 
-// carryOut writes the plan down. The hold ends last: until then nobody acts on what is written.
+// carryOut writes the plan. It ends the hold last: until then, nothing acts on the written objects.
 func (s *Server) carryOut(ctx context.Context, snap *store.Snapshot, reports core.Captured, plan core.RecoveryPlan) error {
 	for _, c := range plan.Clusters {
-		ops, err := s.clusterAgain(ctx, snap, c, plan)
+		ops, err := s.recreateCluster(ctx, snap, c, plan)
 		if err == nil {
 			err = s.Store.Txn(ctx, ops...)
 		}
@@ -126,7 +126,7 @@ func (s *Server) carryOut(ctx context.Context, snap *store.Snapshot, reports cor
 			return fmt.Errorf("write down where guests run: %w", err)
 		}
 	}
-	return s.Store.Txn(ctx, store.Update(s.answered(snap, reports, plan)),
+	return s.Store.Txn(ctx, store.Update(s.holdAtEnd(snap, reports, plan)),
 		audit(ctx, "manager", store.HoldName, "recovered: %s made again, %s taken up where they run",
 			english.Plural(len(plan.Clusters), "cluster", ""), english.Plural(adopted(plan), "guest", "")))
 }
@@ -140,12 +140,12 @@ func adopted(plan core.RecoveryPlan) (n int) {
 	return n
 }
 
-// clusterAgain makes a cluster and its guests, or adds to a known cluster the guests that it has got since.
-func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
-	written, what := store.Update(c.Object), "corrected after the state was put back"
+// recreateCluster recreates a cluster and its guests, or adds missing guests to a known cluster.
+func (s *Server) recreateCluster(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
+	written, what := store.Update(c.Object), "corrected after an older copy of the state was restored"
 	if !c.Known() {
-		what = "made again after the state was put back"
-		if err := s.giveAuthority(c.Object); err != nil {
+		what = "recreated after an older copy of the state was restored"
+		if err := s.newClusterKeys(c.Object); err != nil {
 			return nil, err
 		}
 		written = store.Create(c.Object)
@@ -159,8 +159,9 @@ func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.
 	return ops, nil
 }
 
-// answered is the hold when it ends: what connected hosts show is dealt with, and so is what vouched hosts may show.
-func (s *Server) answered(snap *store.Snapshot, reports core.Captured, plan core.RecoveryPlan) *v1.Hold {
+// holdAtEnd returns the hold as it is when it ends: stamps that connected hosts show are answered, and so are those that
+// vouched hosts may show.
+func (s *Server) holdAtEnd(snap *store.Snapshot, reports core.Captured, plan core.RecoveryPlan) *v1.Hold {
 	hold := proto.CloneOf(snap.Hold())
 	hold.Evidence = nil
 	shown, _ := s.Stamps.Shown(snap, reports)

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CreateRun makes a run, which waits for its cluster, and with hold for StartRun.
+// CreateRun makes a run. The run waits for its cluster, and, with hold, also for StartRun.
 func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunRequest]) (*connect.Response[v1.CreateRunResponse], error) {
 	name := ""
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
@@ -38,7 +38,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 	return connect.NewResponse(&v1.CreateRunResponse{Run: s.Store.Snapshot().Runs[name]}), nil
 }
 
-// StartRun lets a run go that was created with hold.
+// StartRun releases a run that was created with hold.
 func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunRequest]) (*connect.Response[v1.StartRunResponse], error) {
 	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.StartRun(r.Msg.Name) })
 	if err != nil {
@@ -47,17 +47,17 @@ func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunReq
 	return connect.NewResponse(&v1.StartRunResponse{Run: s.Store.Snapshot().Runs[r.Msg.Name]}), nil
 }
 
-// signalName is a signal's name, or its number where it has none.
+// signalName returns a signal's name, or its number if it has no name.
 func signalName(s syscall.Signal) string {
 	return cmp.Or(unix.SignalName(s), fmt.Sprintf("signal %d", int(s)))
 }
 
-// CancelRun ends a run, or hands it one signal. A run that has ended is left as it is.
+// CancelRun ends a run, or sends it one signal. A run that has ended does not change.
 func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunRequest]) (*connect.Response[v1.CancelRunResponse], error) {
 	name, signal := r.Msg.Name, r.Msg.Signal
 	run, err := s.admission(ctx, s.Store.Snapshot()).RunToSignal(name, signal)
 	if err != nil {
-		return nil, coded(err)
+		return nil, withCode(err)
 	}
 	if run != nil {
 		return s.signalRun(ctx, run, signal)
@@ -81,14 +81,14 @@ func (s *Server) RemoveRun(ctx context.Context, r *connect.Request[v1.RemoveRunR
 	if err != nil {
 		return nil, err
 	}
-	// What is left here is removed later, as the output of all runs that are gone.
+	// Remaining output is removed later, with the output of all runs that no longer exist.
 	if err := os.RemoveAll(filepath.Join(s.RunsDir, run.Meta.Uid)); err != nil {
 		s.Log.Warn("remove a run's output", "run", r.Msg.Name, "error", err)
 	}
 	return connect.NewResponse(&v1.RemoveRunResponse{}), nil
 }
 
-// signalRun hands a signal to a run's process, wherever its head guest is.
+// signalRun sends a signal to a run's process, on the present host of its head guest.
 func (s *Server) signalRun(ctx context.Context, run *v1.Run, signal int32) (*connect.Response[v1.CancelRunResponse], error) {
 	g, err := s.guestByUID(run.Head, run.HeadUid)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Server) signalRun(ctx context.Context, run *v1.Run, signal int32) (*con
 	}
 	_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: run.Meta.Uid, Signal: signal}))
 	if err != nil {
-		return nil, passOn(err, "signal run %s on guest %s", run.Meta.Name, run.Head)
+		return nil, wrapError(err, "signal run %s on guest %s", run.Meta.Name, run.Head)
 	}
 	if err := s.Store.Txn(ctx, audit(ctx, "run", run.Meta.Name, "sent signal %d", signal)); err != nil {
 		s.Log.Warn("an event could not be written", "error", err)
@@ -127,7 +127,7 @@ func (s *Server) ListRuns(ctx context.Context, r *connect.Request[v1.ListRunsReq
 }
 
 const (
-	// outputPace is how often a followed run's files are looked at.
+	// outputPace is the interval at which a followed run's files are read.
 	outputPace = 100 * time.Millisecond
 	// outputPart bounds one message, bytes for each of the two streams.
 	outputPart = 256 << 10
@@ -145,12 +145,12 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 	errs := &tail{path: filepath.Join(dir, "stderr"), offset: int64(min(r.Msg.StderrOffset, math.MaxInt64))}
 	defer out.close()
 	defer errs.close()
-	// The caller sees at once that the stream stands, though there may be no output for long.
+	// The caller learns at once that the stream works, even if there is no output for long.
 	if err := stream.Send(&v1.RunOutputResponse{}); err != nil {
 		return err
 	}
 	for {
-		// The state is read first: what the files hold once it is final is all there will be.
+		// The state is read first: after a run has ended, its files do not grow.
 		run := s.Store.Snapshot().Runs[r.Msg.Name]
 		if run == nil || run.Meta.Uid != uid {
 			return fail(connect.CodeNotFound, "run %s was removed", r.Msg.Name)
@@ -176,7 +176,7 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 	}
 }
 
-// sendOutput sends all that the files hold beyond the offsets.
+// sendOutput sends all output beyond the offsets.
 func sendOutput(out, errs *tail, stream *connect.ServerStream[v1.RunOutputResponse]) error {
 	for {
 		a, err := out.next()
@@ -202,10 +202,10 @@ type tail struct {
 	path   string
 	offset int64
 	file   *os.File
-	cut    bool // the run went back to a checkpoint, so the file may have been cut
+	cut    bool // the run was restored from a checkpoint, so the file may have been truncated
 }
 
-// next returns what follows, nothing at the present end.
+// next returns the following bytes, or nothing at the present end.
 func (t *tail) next() ([]byte, error) {
 	if t.file == nil {
 		f, err := os.Open(t.path)
@@ -236,7 +236,7 @@ func (t *tail) next() ([]byte, error) {
 	return data[:n], nil
 }
 
-// begin returns the offset of what next has returned.
+// begin returns the offset of data, which next has returned.
 func (t *tail) begin(data []byte) *uint64 { return new(uint64(t.offset) - uint64(len(data))) }
 
 func (t *tail) close() {

@@ -14,7 +14,7 @@ import (
 	"watari/manager/store"
 )
 
-// ListSites lists the sites that have hosts, or of which an administrator has said something.
+// ListSites lists the sites that have hosts or whose LAN an administrator has declared trusted or not.
 func (s *Server) ListSites(context.Context, *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error) {
 	return connect.NewResponse(&v1.ListSitesResponse{Sites: listSites(s.Store.Snapshot())}), nil
 }
@@ -46,7 +46,7 @@ func viewSite(snap *store.Snapshot, name string) *v1.Site {
 	return site
 }
 
-// SetSite says whether the LAN of a site is trusted.
+// SetSite sets whether the LAN of a site is trusted.
 func (s *Server) SetSite(ctx context.Context, r *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error) {
 	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.SetSite(r.Msg.Name, r.Msg.TrustedLan) }); err != nil {
 		return nil, err

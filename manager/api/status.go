@@ -1,6 +1,6 @@
 package api
 
-// status.go - what is wrong, if something is.
+// status.go - lists problems.
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// GetStatus counts what there is and says what is wrong. A user is told of own clusters only.
+// GetStatus counts the objects and lists the problems. A user sees only the user's own clusters.
 func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusRequest]) (*connect.Response[v1.GetStatusResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
 	resp := &v1.GetStatusResponse{Version: s.Version, Leader: snap.Leader, Clusters: uint32(len(own(c, snap.Clusters))),
@@ -67,8 +67,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 	return connect.NewResponse(resp), nil
 }
 
-// holdStatus says whether the manager holds, and which host's stamp is not genuine. Which host showed what is told to
-// administrators.
+// holdStatus reports whether the manager holds, and which host's stamp is not genuine. Only administrators see which host
+// showed which stamp.
 func (s *Server) holdStatus(c caller, snap *store.Snapshot) (problems []string) {
 	if snap.Held() {
 		problems = append(problems, view.HoldNext)
@@ -94,7 +94,7 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 			resp.HostsReady++
 		case v1.HostState_HOST_STATE_QUARANTINED:
 			if len(h.Guests) > 0 && c.admin {
-				resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is cut off, with guests on it that may well run on: %s; when it is off for good, say so with `watari host remove %s --lost`",
+				resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is cut off, with guests on it that may still be running: %s; when it is off for good, say so with `watari host remove %s --lost`",
 					name, strings.Join(h.Guests, ", "), name))
 			}
 			continue
@@ -103,7 +103,7 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 			if h.LastSeen != nil {
 				since = " since " + h.LastSeen.AsTime().UTC().Format("15:04:05 MST")
 			}
-			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is not reachable%s; its guests may well run on", name, since))
+			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is not reachable%s; its guests may still be running", name, since))
 			continue
 		}
 		resp.Problems = append(resp.Problems, s.stuck(c, snap, h)...)
@@ -119,13 +119,13 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 	}
 }
 
-// stuck says which guests of a host that is being drained have nowhere to go, and why.
+// stuck lists the guests of a draining host that have no other host to go to, and why.
 func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []string) {
 	draining := h.State == v1.HostState_HOST_STATE_DRAINING
 	if !draining && h.State != v1.HostState_HOST_STATE_WITHDRAWN {
 		return nil
 	}
-	// One guest of each cluster is explained: for a large cluster the answers would be many and alike.
+	// One guest of each cluster is explained: for a large cluster there would be many similar answers.
 	explained := map[string]bool{}
 	for _, name := range h.Guests {
 		g := snap.Guests[name]

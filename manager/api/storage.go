@@ -39,7 +39,7 @@ func (s *Server) ListStorage(ctx context.Context, _ *connect.Request[v1.ListStor
 	return connect.NewResponse(resp), nil
 }
 
-// ForbidStorage ends that clusters mount a folder.
+// ForbidStorage ends the right of clusters to mount a folder.
 func (s *Server) ForbidStorage(ctx context.Context, r *connect.Request[v1.ForbidStorageRequest]) (*connect.Response[v1.ForbidStorageResponse], error) {
 	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.ForbidStorage(r.Msg.Name, r.Msg.Force) }); err != nil {
 		return nil, err

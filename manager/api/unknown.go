@@ -1,6 +1,7 @@
 package api
 
-// unknown.go - hosts that have tried to connect and that the state does not know: they joined after the copy of it was made.
+// unknown.go - hosts that have tried to connect and that the state does not know, because they joined after the copy was
+// made.
 
 import (
 	"maps"
@@ -11,11 +12,11 @@ import (
 	"watari/manager/store"
 )
 
-// maxUnknownHosts bounds what is remembered. The authority has signed a certificate for each of them, so they are few.
+// maxUnknownHosts bounds the remembered hosts. The authority has signed a certificate for each of them, so there are few.
 const maxUnknownHosts = 10_000
 
-// unknownHosts remembers, by uid, the names of hosts that were refused because the state does not know them. A recovery counts
-// them as absent. They are remembered from before a hold on: the first host that connects may be one of them.
+// unknownHosts remembers, by uid, the names of hosts that were refused because the state does not know them. A recovery
+// counts them as absent. Hosts are remembered even before a hold: the first host that connects may be one of them.
 type unknownHosts struct {
 	mu    sync.Mutex
 	names map[string]string
@@ -36,8 +37,8 @@ func (u *unknownHosts) refused(snap *store.Snapshot, id ca.Identity) {
 	}
 }
 
-// accepted forgets the hosts of an accepted host's name: it may be one of them, and has joined again. The others are
-// remembered anew when they try again, which takes them seconds.
+// accepted forgets all hosts that have the name of an accepted host: it may be one of them that has joined again. The others
+// try again within seconds, and are then remembered again.
 func (u *unknownHosts) accepted(id ca.Identity) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -1,6 +1,6 @@
 package api
 
-// users.go - people and their quotas, and the tokens by which hosts and people come in.
+// users.go - users and their quotas, and the tokens by which hosts and users join.
 
 import (
 	"cmp"
@@ -68,8 +68,8 @@ func (s *Server) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTo
 	return connect.NewResponse(&v1.CreateTokenResponse{Token: token.String(), Expires: record.Expires}), nil
 }
 
-// AddUser makes a user and a token for their first login; for an equal user that exists, a new token alone.
-// Earlier tokens of the user are void.
+// AddUser makes a user and a token for the user's first login. If an equal user exists, it makes only a new token. Earlier
+// tokens of the user become void.
 func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserRequest]) (*connect.Response[v1.AddUserResponse], error) {
 	name, role := r.Msg.Name, r.Msg.Role
 	if err := checkName("user", name); err != nil {
@@ -104,15 +104,14 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 	return connect.NewResponse(&v1.AddUserResponse{User: s.Store.Snapshot().Users[name], Token: token.String()}), nil
 }
 
-// What a new user who is no administrator may keep on the manager's disk, if nothing else is asked for. So nobody fills it
-// alone.
+// Default limits of a new user who is no administrator, on the manager's disk, so that no single user fills it.
 const (
 	defaultImages = 50 << 30
 	defaultOutput = 10 << 30
 	defaultRuns   = 1000
 )
 
-// newQuota returns the quota of a new user, with the default limits where none is asked for.
+// newQuota returns the quota of a new user, with the default limits where none is requested.
 func newQuota(role v1.Role, asked *v1.Quota) *v1.Quota {
 	q := proto.CloneOf(cmp.Or(asked, &v1.Quota{}))
 	if role == v1.Role_ROLE_USER {
@@ -123,7 +122,7 @@ func newQuota(role v1.Role, asked *v1.Quota) *v1.Quota {
 	return q
 }
 
-// grants reports whether a quota has all the limits that are asked for; 0 asks for none.
+// grants reports whether a quota has all requested limits; 0 requests none.
 func grants(have, asked *v1.Quota) bool {
 	with := proto.CloneOf(cmp.Or(have, &v1.Quota{}))
 	proto.Merge(with, cmp.Or(asked, &v1.Quota{}))
@@ -134,7 +133,7 @@ func sameQuota(a, b *v1.Quota) bool {
 	return proto.Equal(cmp.Or(a, &v1.Quota{}), cmp.Or(b, &v1.Quota{}))
 }
 
-// quotaText is a quota for people.
+// quotaText formats a quota for people.
 func quotaText(q *v1.Quota) string {
 	limits := []string{"any number of vCPUs", "any amount of memory"}
 	if q.GetVcpus() > 0 {
@@ -178,8 +177,9 @@ func (s *Server) ListUsers(ctx context.Context, _ *connect.Request[v1.ListUsersR
 	return connect.NewResponse(resp), nil
 }
 
-// DisableUser refuses all calls of a user from then on, voids the tokens made for the user, and ends the streams. Whoever disables is
-// an administrator and stays one, so somebody is left who can let others in: of two administrators who disable each other, one does.
+// DisableUser refuses all further calls of a user, voids the user's tokens, and ends the user's streams. An administrator
+// cannot disable themselves, so at least one is left who can enable others. If two administrators disable each other, one
+// call succeeds.
 func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableUserRequest]) (*connect.Response[v1.DisableUserResponse], error) {
 	name, by := r.Msg.Name, callerOf(ctx).name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -190,7 +190,7 @@ func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableU
 		case snap.Users[by].GetDisabled() != nil:
 			return nil, fail(connect.CodeUnauthenticated, "%s", disabledText(snap.Users[by]))
 		case name == by:
-			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be disabled by you: somebody has to be left who can let others in", name)
+			return nil, fail(connect.CodeFailedPrecondition, "you cannot disable yourself (user %s): another administrator must do it", name)
 		case (u.Disabled == nil) == r.Msg.Undo:
 			return nil, nil
 		}
@@ -208,8 +208,8 @@ func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableU
 	return connect.NewResponse(&v1.DisableUserResponse{User: s.Store.Snapshot().Users[name]}), nil
 }
 
-// RevokeUser voids a user's certificates and tokens, because somebody else may have the key. Streams end, and so do the web console's
-// sessions.
+// RevokeUser voids a user's certificates and tokens, because somebody else may have the key. It also ends the user's streams
+// and web console sessions.
 func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUserRequest]) (*connect.Response[v1.RevokeUserResponse], error) {
 	name, c := r.Msg.Name, callerOf(ctx)
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -221,7 +221,7 @@ func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUse
 		case now.kind == "": // revoked or disabled by another administrator meanwhile
 			return nil, fail(connect.CodeUnauthenticated, "%s", now.why)
 		case name == c.name:
-			return nil, fail(connect.CodeFailedPrecondition, "the certificates of user %s cannot be revoked by you: somebody has to be left who can let others in", name)
+			return nil, fail(connect.CodeFailedPrecondition, "you cannot revoke your own certificates (user %s): another administrator must do it", name)
 		}
 		u = proto.CloneOf(u)
 		u.Generation++
@@ -233,7 +233,7 @@ func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUse
 	return connect.NewResponse(&v1.RevokeUserResponse{User: s.Store.Snapshot().Users[name]}), nil
 }
 
-// RemoveUser removes a user who has no clusters and no volumes; their certificates are not honoured from then on.
+// RemoveUser removes a user who has no clusters and no volumes. The user's certificates are refused from then on.
 func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
 	name := r.Msg.Name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -242,7 +242,7 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 		case u == nil:
 			return nil, missing("user", name, snap.Users)
 		case name == Admin || name == callerOf(ctx).name:
-			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be removed by you: somebody has to be left who can let others in", name)
+			return nil, fail(connect.CodeFailedPrecondition, "you cannot remove yourself (user %s): another administrator must do it", name)
 		}
 		for things, names := range map[string][]string{"clusters": ownedBy(name, snap.Clusters), "volumes": ownedBy(name, snap.Volumes)} {
 			if len(names) > 0 {
@@ -258,8 +258,8 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 	return connect.NewResponse(&v1.RemoveUserResponse{}), nil
 }
 
-// withoutStorage takes storage away from a user: a later user of that name may be somebody else. Storage that nobody else may mount is
-// forbidden, because without users it would be everybody's.
+// withoutStorage removes a user from storages, because a later user of that name may be another person. Storage that no
+// other user may mount is forbidden, because storage without users is open to all.
 func withoutStorage(ctx context.Context, snap *store.Snapshot, user string) (ops []store.Op) {
 	for _, name := range slices.Sorted(maps.Keys(snap.Storages)) {
 		st := snap.Storages[name]
@@ -287,7 +287,7 @@ func ownedBy[T interface{ GetMeta() *v1.Meta }](user string, all map[string]T) (
 	return names
 }
 
-// SetQuota changes what a user's clusters may hold together. Clusters that exist are left alone.
+// SetQuota changes the limits on a user's clusters. Existing clusters do not change.
 func (s *Server) SetQuota(ctx context.Context, r *connect.Request[v1.SetQuotaRequest]) (*connect.Response[v1.SetQuotaResponse], error) {
 	name := r.Msg.Name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {

@@ -14,7 +14,7 @@ import (
 	"watari/manager/view"
 )
 
-// CreateVolume makes a volume; the controller chooses its host, which makes the disk.
+// CreateVolume makes a volume; the controller chooses its host, and the host makes the disk.
 func (s *Server) CreateVolume(ctx context.Context, r *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
 	existed := false
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
@@ -49,7 +49,7 @@ func (s *Server) ListVolumes(ctx context.Context, r *connect.Request[v1.ListVolu
 	return connect.NewResponse(resp), nil
 }
 
-// DeleteVolume deletes a volume and what is on it.
+// DeleteVolume deletes a volume and its data.
 func (s *Server) DeleteVolume(ctx context.Context, r *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
 	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.DeleteVolume(r.Msg.Name) }); err != nil {
 		return nil, err

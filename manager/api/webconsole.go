@@ -1,7 +1,7 @@
 package api
 
-// webconsole.go - who uses the web console. A browser has no certificate, so it gets a cookie for one: by a key that `watari console`
-// prints, and that is good once. The cookie stands for the user who made the key, and the user may do with it what the user may do.
+// webconsole.go - access to the web console. A browser has no certificate. It exchanges a key, which `watari console` prints
+// and which is valid once, for a cookie. The cookie stands for the user who made the key, with all rights of that user.
 
 import (
 	"context"
@@ -23,25 +23,25 @@ import (
 
 const (
 	consolePath = "/console/"
-	// linkTime is how long a link is good, and sessionTime how long a browser is logged in.
+	// linkTime is how long a link is valid, and sessionTime how long a browser stays logged in.
 	linkTime    = 5 * time.Minute
 	sessionTime = 12 * time.Hour
-	// mostLogins bounds the links and sessions of one user; the one that ends first goes first.
+	// mostLogins bounds the links and sessions of one user; the one that expires first is dropped.
 	mostLogins = 100
 	cookieName = "__Host-watari"
 )
 
-// logins are links that have not been used, and sessions of browsers. They are in memory, so a new manager knows none.
+// logins are unused links, and sessions of browsers. They are only in memory, so a restarted manager has none.
 type logins struct {
 	mu   sync.Mutex
 	now  func() time.Time // nil: time.Now
 	kept map[[sha256.Size]byte]login
 }
 
-// login is what a secret is good for. Only the secret's hash is kept.
+// login is what a secret stands for. Only the secret's hash is kept.
 type login struct {
 	user ca.Identity
-	link bool // a link, which is good once
+	link bool // a link is valid once
 	ends time.Time
 }
 
@@ -57,7 +57,7 @@ func (l *logins) add(user ca.Identity, link bool, lasts time.Duration) (secret s
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, own := l.time(), 0
-	var first [sha256.Size]byte // of the user's to end
+	var first [sha256.Size]byte // the user's login that expires first
 	for hash, k := range l.kept {
 		switch {
 		case !now.Before(k.ends):
@@ -80,7 +80,7 @@ func (l *logins) add(user ca.Identity, link bool, lasts time.Duration) (secret s
 	return secret, ends
 }
 
-// take finds what a secret is good for. A link is used up by that.
+// take finds the login of a secret. A link can be taken only once.
 func (l *logins) take(secret string, link bool) (login, bool) {
 	hash := sha256.Sum256([]byte(secret))
 	l.mu.Lock()
@@ -107,8 +107,8 @@ func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.Cr
 	return connect.NewResponse(&v1.CreateConsoleLinkResponse{Url: s.Store.Snapshot().Leader + consolePath + "#" + secret, Expires: timestamppb.New(ends)}), nil
 }
 
-// webConsole serves the web console, and control to browsers that are logged in. Other sites' pages cannot use a browser's cookie: it is sent
-// with none of their requests (SameSite), and requests that come from them are refused.
+// webConsole serves the web console, and control to browsers that are logged in. Other sites' pages cannot use a browser's
+// cookie: the browser sends it with none of their requests (SameSite), and requests from other sites are refused.
 func (s *Server) webConsole(control http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /console/", http.StripPrefix("/console", webconsole.Handler()))
@@ -118,12 +118,12 @@ func (s *Server) webConsole(control http.Handler) http.Handler {
 	return http.NewCrossOriginProtection().Handler(mux)
 }
 
-// logInRequest is the body of a login; without a key, the browser's certificate says who it is.
+// logInRequest is the body of a login. Without a key, the browser's certificate identifies the user.
 type logInRequest struct {
 	Key string `json:"key"`
 }
 
-// logIn gives the browser a cookie.
+// logIn sets the browser's cookie.
 func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 	var asked logInRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1000)).Decode(&asked); err != nil {
@@ -160,7 +160,7 @@ func (s *Server) logOut(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// byCookie puts the user whom the browser's cookie stands for into the request's context. The guard then decides what that user may do.
+// byCookie puts the cookie's user into the request's context. The guard then checks the user's rights.
 func (s *Server) byCookie(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := caller{why: "you are not logged in; `watari console` prints a link"}

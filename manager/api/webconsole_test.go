@@ -26,7 +26,7 @@ func TestLogins(t *testing.T) {
 	if _, good := l.take(session, true); good {
 		t.Error("a session is a link")
 	}
-	for range 2 { // a session is good again and again
+	for range 2 { // a session can be used repeatedly
 		if _, good := l.take(session, false); !good {
 			t.Error("the session is over")
 		}

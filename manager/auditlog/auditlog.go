@@ -1,5 +1,6 @@
-// Package auditlog keeps the manager's audit log: who called what, from where, and what was refused. Calls are appended to a file, a line of
-// JSON each. Unlike the history of events, the log has refused calls and reads, and no call can change or remove a line.
+// Package auditlog keeps the manager's audit log: who called which procedure, from where, and which calls were refused. Each
+// call is one line of JSON in a file. Unlike the history of events, the log contains refused calls and reads, and no call
+// can change or remove a line.
 package auditlog
 
 import (
@@ -24,12 +25,13 @@ import (
 )
 
 const (
-	// A file that has grown to fileSize, MB, is put aside as audit-TIME.log; the last keptFiles of these stay.
+	// When a file reaches fileSize, MB, it is renamed to audit-TIME.log; the newest keptFiles of these are kept.
 	fileSize  = 16
 	keptFiles = 16
 	// textLimit bounds texts that callers choose, bytes.
 	textLimit = 300
-	// A caller's calls are recorded at most at this rate, after a burst. So nobody can push the others' out of the log.
+	// perSecond and burst limit how many calls of one caller are recorded, so that no caller can push others' calls out of
+	// the log.
 	perSecond = 5
 	burst     = 100
 )
@@ -41,17 +43,17 @@ type Log struct {
 
 	mu      sync.Mutex
 	file    *lumberjack.Logger
-	callers map[string]*budget // by caller; "" is everybody who is not known
-	torn    bool               // the file may end in the midst of a line: a crash or a full disk cut it off
+	callers map[string]*budget // by caller; "" is all unknown callers
+	torn    bool               // the file may end with an incomplete line, after a crash or on a full disk
 	forward chan string        // entries for a syslog server; nil: there is none
 }
 
 type budget struct {
 	limit   *rate.Limiter
-	leftOut uint32 // entries since the last that was written
+	leftOut uint32 // calls not recorded since the last recorded one
 }
 
-// Open opens the audit log in a directory, which is made if it is not there.
+// Open opens the audit log in a directory, and creates the directory if it is missing.
 func Open(dir string, log *slog.Logger) (*Log, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the audit log: %w", err)
@@ -68,7 +70,7 @@ func (l *Log) Close() error {
 	return l.file.Close()
 }
 
-// Record appends an entry. If that fails, the call goes on, and the program's own log says so.
+// Record appends an entry. If that fails, the call still goes on, and the program's own log gets an error.
 func (l *Log) Record(e *v1.AuditEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +87,7 @@ func (l *Log) Record(e *v1.AuditEntry) {
 	e.Object, e.Error = printable.Line(e.Object, textLimit), printable.Line(e.Error, textLimit)
 	line, err := protojson.Marshal(e)
 	if err == nil {
-		if err := l.pass(line); err != nil {
+		if err := l.enqueue(line); err != nil {
 			l.log.Error("a call was not sent to syslog", "call", e.Call, "caller", e.Caller, "error", err)
 		}
 		if l.torn {
@@ -101,7 +103,7 @@ func (l *Log) Record(e *v1.AuditEntry) {
 	b.leftOut = 0
 }
 
-// Last returns the last n entries, the oldest first; 0: all that are kept. Lines that are incomplete are skipped.
+// Last returns the last n entries, or all kept entries if n is 0, oldest first. It skips incomplete lines.
 func (l *Log) Last(n int) ([]*v1.AuditEntry, error) {
 	aside, err := filepath.Glob(strings.TrimSuffix(l.path, ".log") + "-*.log")
 	if err != nil {
@@ -124,7 +126,7 @@ func (l *Log) Last(n int) ([]*v1.AuditEntry, error) {
 
 func read(path string) (entries []*v1.AuditEntry, err error) {
 	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) { // nothing was recorded, or it was put aside or removed meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // nothing was recorded yet, or the file was renamed or removed meanwhile
 		return nil, nil
 	}
 	if err != nil {

@@ -60,15 +60,21 @@ func TestEntriesOutliveTheManagerAndItsCrash(t *testing.T) {
 }
 
 func TestNobodyPushesOthersOutOfTheLog(t *testing.T) {
+	for _, flood := range []string{"", "user mallory"} { // all strangers share one rate
+		nobodyPushesOthersOut(t, flood)
+	}
+}
+
+func nobodyPushesOthersOut(t *testing.T, flood string) {
 	l, now := open(t, t.TempDir()), time.Now()
 	l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: "user aiko", Call: "CreateCluster"})
 	for range 100_000 {
-		l.Record(&v1.AuditEntry{At: timestamppb.New(now), Call: "WhoAmI", Error: "a certificate is needed"})
+		l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: flood, Call: "WhoAmI", Error: "a certificate is needed"})
 	}
 	l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: "user aiko", Call: "DeleteCluster"})
-	l.Record(&v1.AuditEntry{At: timestamppb.New(now.Add(time.Second)), Call: "WhoAmI", Error: "a certificate is needed"})
+	l.Record(&v1.AuditEntry{At: timestamppb.New(now.Add(time.Second)), Caller: flood, Call: "WhoAmI", Error: "a certificate is needed"})
 	got := last(t, l, 0)
-	if len(got) != burst+3 || got[0].Caller == "" || got[burst+1].Call != "DeleteCluster" || got[burst+2].LeftOut != 100_000-burst {
-		t.Errorf("%d entries, the last one %v", len(got), got[len(got)-1])
+	if len(got) != burst+3 || got[0].Call != "CreateCluster" || got[burst+1].Call != "DeleteCluster" || got[burst+2].LeftOut != 100_000-burst {
+		t.Errorf("flood of %q: %d entries, the last one %v", flood, len(got), got[len(got)-1])
 	}
 }

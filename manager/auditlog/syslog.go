@@ -1,6 +1,6 @@
 package auditlog
 
-// syslog.go - sends entries to a syslog server, too.
+// syslog.go - also sends entries to a syslog server.
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// queued is how many entries wait for a server that does not answer. Further ones are left out.
+	// queued is how many entries wait for a server that does not answer. Further entries are not sent.
 	queued = 1000
 	// retryPause is the pause after a failure.
 	retryPause = 5 * time.Second
@@ -38,11 +38,11 @@ func ParseServer(text string) (Server, error) {
 	case u.Scheme == "unix" && u.Host == "" && u.Path != "":
 		return Server{"unixgram", u.Path}, nil
 	}
-	return Server{}, fmt.Errorf("%q is no syslog server; give local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH", text)
+	return Server{}, fmt.Errorf("%q is not a syslog server; give local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH", text)
 }
 
-// Forward sends the entries from now on to a server until ctx ends. A server that is slow or away delays no call: entries
-// wait for a while, and then are in the file alone.
+// Forward sends new entries to a server until ctx ends. A slow or unreachable server delays no call: up to queued entries
+// wait, and further entries are only in the file.
 func (l *Log) Forward(ctx context.Context, to Server) {
 	l.mu.Lock()
 	l.forward = make(chan string, queued)
@@ -72,18 +72,18 @@ func (l *Log) send(ctx context.Context, to Server, lines <-chan string) {
 				backoff.WithBackOff(backoff.NewConstantBackOff(retryPause)), backoff.WithMaxElapsedTime(0),
 				backoff.WithNotify(func(err error, _ time.Duration) {
 					if failures++; failures == 1 {
-						l.log.Error("the syslog server cannot be reached; entries are kept in the file alone where it stays away", "error", err)
+						l.log.Error("the syslog server cannot be reached; entries stay in the file, and are not sent if it stays unreachable", "error", err)
 					}
 				}))
 		}
 	}
 }
 
-// errBehind says that an entry was not forwarded, since too many wait.
-var errBehind = errors.New("too many entries wait for the syslog server")
+// errQueueFull says that an entry was not forwarded because too many entries wait.
+var errQueueFull = errors.New("too many entries wait for the syslog server")
 
-// pass gives an entry to be sent.
-func (l *Log) pass(line []byte) error {
+// enqueue queues an entry for the syslog server, if there is one.
+func (l *Log) enqueue(line []byte) error {
 	if l.forward == nil {
 		return nil
 	}
@@ -91,6 +91,6 @@ func (l *Log) pass(line []byte) error {
 	case l.forward <- string(line):
 		return nil
 	default:
-		return errBehind
+		return errQueueFull
 	}
 }

@@ -20,7 +20,7 @@ func TestEntriesGoToASyslogServerToo(t *testing.T) {
 	}
 	l := open(t, t.TempDir())
 	l.Forward(t.Context(), server)
-	// The server is not there yet; the call is recorded all the same.
+	// The server does not exist yet, but the call is recorded.
 	l.Record(&v1.AuditEntry{At: timestamppb.Now(), Caller: "user aiko", Call: "CreateCluster", Object: "md"})
 	if entries := last(t, l, 0); len(entries) != 1 {
 		t.Fatalf("%d entries", len(entries))
@@ -52,7 +52,7 @@ func TestSyslogServers(t *testing.T) {
 func TestASyslogServerThatStaysAwayDelaysNoCall(t *testing.T) {
 	l := open(t, t.TempDir())
 	l.Forward(t.Context(), Server{"unixgram", filepath.Join(t.TempDir(), "nobody")})
-	for n := range queued + 20 { // of many callers, whose rates are apart
+	for n := range queued + 20 { // from many callers, each with its own rate limit
 		l.Record(&v1.AuditEntry{At: timestamppb.Now(), Caller: string(rune('a' + n/burst)), Call: "CreateCluster"})
 	}
 	if entries := last(t, l, 0); len(entries) < queued {

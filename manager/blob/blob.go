@@ -49,7 +49,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	busy    map[string]bool             // uploads in progress, by the name of the partial file
-	pending map[string]map[string]int64 // sizes of what each uploader has put and is here, by hex digest
+	pending map[string]map[string]int64 // sizes of an uploader's blobs and uploads, by hex digest
 }
 
 // Open opens the directory, and makes it if it does not exist.
@@ -98,8 +98,8 @@ func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	return info.Size(), false, nil
 }
 
-// Admit counts a blob as the uploader's until Collect has removed it, if room allows all that the uploader then has. room
-// is given the sizes by hex digest, and must not call the store.
+// Admit counts a blob as the uploader's until Collect removes it, if room accepts all blobs of the uploader together. room
+// gets their sizes by hex digest, and must not call the store.
 func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[string]int64) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,13 +108,13 @@ func (s *Store) Admit(uploader, sum string, size int64, room func(sizes map[stri
 		sizes = map[string]int64{}
 	}
 	if info, err := os.Stat(s.Path(sum)); err == nil {
-		size = info.Size() // whatever the uploader says
+		size = info.Size() // instead of the size that the uploader claims
 	}
 	sizes[sum] = max(size, sizes[sum])
 	if err := room(sizes); err != nil {
 		return err
 	}
-	s.pending[uploader] = sizes // Collect alone alters it, under the lock
+	s.pending[uploader] = sizes // only Collect changes it, under the lock
 	return nil
 }
 

@@ -22,8 +22,8 @@ const (
 // OffsetHeader. PUT ?offset=n appends the body. It answers 201 when the blob is complete; 202 with OffsetHeader if
 // bytes are missing; 409 with OffsetHeader for a wrong offset or during another upload; 422 if the content does not
 // have the hash (it is deleted); 507 if the disk is full, or room refuses. The caller checks the permission first.
-// uploader returns the uploader of a request (see Put); room says whether the uploader may have these blobs, whose sizes
-// it is given by hex digest (see Admit).
+// uploader returns the uploader of a request (see Put). room decides whether the uploader may have the blobs whose sizes it
+// gets by hex digest (see Admit).
 func (s *Store) Handler(uploader func(*http.Request) string, room func(r *http.Request, sizes map[string]int64) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sum, err := ParseDigest(r.PathValue("digest"))

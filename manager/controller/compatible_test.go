@@ -12,7 +12,7 @@ import (
 	"watari/manager/store"
 )
 
-// mixedFixture has the hosts a1 and c1 with avx2, and between them, by name, b1 without.
+// mixedFixture has the hosts a1 and c1 with avx2, and b1 without.
 func mixedFixture(t *testing.T) *fixture {
 	f := newFixture(t, "a1", "b1", "c1")
 	for name, features := range map[string]string{"a1": "avx2 sse2", "b1": "sse2", "c1": "avx2 sse2"} {
@@ -62,7 +62,7 @@ func TestADrainInAMixedFleetFindsTheHostThatFits(t *testing.T) {
 	if got := f.store.Snapshot().Guests["md-0"].Platform; !proto.Equal(got, g.Platform) {
 		t.Errorf("the move changed what it was started as: %v", got)
 	}
-	// Nothing fits now: it stays, and no move is begun.
+	// No host fits now: the guest stays, and no move begins.
 	f.drain("c1")
 	if _, _, err := core.PlanMove(f.store.Snapshot(), f.hosts, f.store.Snapshot().Guests["md-0"], "", ""); err == nil ||
 		!strings.Contains(err.Error(), "b1: refused: it lacks CPU feature avx2") {

@@ -21,34 +21,35 @@ import (
 	"watari/manager/view"
 )
 
-// Sessions are the agents that are connected.
+// Sessions are the sessions of connected agents.
 type Sessions interface {
 	core.Reports
 	// Send sends orders to a host. They replace earlier orders that have not been sent yet.
 	Send(host string, wanted *v1.HostWanted)
 	// HTTPClient returns a client of the host's agent.
 	HTTPClient(host string) (connect.HTTPClient, error)
-	// Cut ends the session of a host that was cut off.
+	// Cut ends the session of a quarantined host.
 	Cut(host string)
 }
 
-// Deps is what the controller works with.
+// Deps are the controller's dependencies.
 type Deps struct {
 	Store    *store.Store
 	Sessions Sessions
 	// SessionChanges holds a token when an agent reported, connected or disconnected.
 	SessionChanges <-chan struct{}
-	// Signals returns what is known of hosts now; nil: nothing ever is.
+	// Signals returns the present knowledge of hosts; nil: always none.
 	Signals func(now time.Time) core.Signals
-	// Usage returns what hosts and guests have used lately; nil, or a nil result: nothing is known.
+	// Usage returns what hosts and guests have used lately. nil, or a nil result: unknown.
 	Usage func() *core.Usage
 	// SignalChanges holds a token when signals or the usage have changed.
 	SignalChanges <-chan struct{}
-	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
+	// RunsDir keeps the output of runs: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
-	// FenceCommand switches a host off that has been out of reach for FenceAfter and has guests; empty: nothing can do that.
+	// FenceCommand switches off a host with guests that has been out of reach for FenceAfter; empty: no host can be switched
+	// off.
 	FenceCommand string
 	FenceAfter   time.Duration
 	Term         uint64
@@ -58,7 +59,7 @@ type Deps struct {
 	Log          *slog.Logger
 }
 
-// Controller holds what the loop remembers between passes; all of it can be lost.
+// Controller is the loop's memory between passes; all of it can be lost.
 type Controller struct {
 	Deps
 	core       *core.Core
@@ -69,7 +70,7 @@ type Controller struct {
 	outputs    outputs
 	fencing    sync.Map // hosts that are being switched off, by name
 	driving    sync.WaitGroup
-	changed    chan struct{} // holds a token when a runner has something to tell
+	changed    chan struct{} // holds a token when a runner has news
 }
 
 const (
@@ -77,13 +78,13 @@ const (
 	conflictPause = 200 * time.Millisecond
 	// heldPass is how often a manager that holds checks whether the hold has ended.
 	heldPass = 2 * time.Second
-	// restPause is how long a change rests that could not be written. It doubles up to longestRest each time that the
-	// reason lies in the change, such as a record that is too large.
+	// restPause is the pause before a failed change is tried again. It doubles up to longestRest each time that the change
+	// itself is the reason, such as a record that is too large.
 	restPause   = time.Second
 	longestRest = 30 * time.Second
 )
 
-// rest is the last pause of a change that could not be written.
+// rest is the latest pause of a change that could not be written.
 type rest struct {
 	pause time.Duration
 	until time.Time
@@ -142,7 +143,7 @@ func (c *Controller) pass(ctx context.Context) (again time.Time, err error) {
 	return c.decide(ctx, c.Store.Snapshot())
 }
 
-// decide is a pass over a snapshot. It decides nothing while an object of it cannot be read.
+// decide is a pass over a snapshot. It decides nothing if the snapshot lacks an object that cannot be read.
 func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.Time, err error) {
 	if err := store.Readable(s); err != nil {
 		return time.Time{}, err
@@ -179,7 +180,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	return time.Now(), c.commit(ctx, s, d.Changes)
 }
 
-// send gives hosts their orders. New ones get the stamp of the snapshot from which they follow.
+// send gives hosts their orders. New orders get the stamp of the snapshot from which they were computed.
 func (c *Controller) send(s *store.Snapshot, orders map[string]*v1.HostWanted) error {
 	var made *v1.Stamp
 	for host, w := range orders {
@@ -197,8 +198,8 @@ func (c *Controller) send(s *store.Snapshot, orders map[string]*v1.HostWanted) e
 	return nil
 }
 
-// commit writes changes, with the events that tell of them. It returns an error where none can be written; a change
-// that fails for a reason of its own rests.
+// commit writes changes together with their events. It returns an error if no change can be written. A change that fails for
+// a reason of its own rests.
 func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []core.Change) error {
 	batch := make([]store.Change, len(changes))
 	for i, change := range changes {
@@ -217,7 +218,7 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 			failed = err
 			c.core.Rest(change.Key, time.Now().Add(conflictPause))
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrExists), errors.Is(err, store.ErrNotFound):
-			// Somebody else changed the object, which decides it anew.
+			// Another writer changed the object; its write starts a new decision.
 		default:
 			c.Log.Error("a decision could not be written down", "about", change.Key, "error", err)
 			c.core.Rest(change.Key, c.restUntil(change.Key, errors.Is(err, store.ErrWrite), time.Now()))
@@ -226,20 +227,20 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 	return failed
 }
 
-// restUntil is when a change that could not be written is decided again. passing: the reason does not lie in the
-// change, so that it must not rest for long once etcd answers again.
+// restUntil returns when to decide again about a change that could not be written. passing means that the change is not the
+// reason, so it must not rest for long once etcd answers again.
 func (c *Controller) restUntil(key string, passing bool, now time.Time) time.Time {
 	if passing {
 		return now.Add(restPause)
 	}
-	// A change that nobody has tried again for this long is not wanted any more.
+	// A change that was not tried again for this long is not wanted any more.
 	maps.DeleteFunc(c.rests, func(_ string, r rest) bool { return now.Sub(r.until) > longestRest })
 	pause := min(max(2*c.rests[key].pause, restPause), longestRest)
 	c.rests[key] = rest{pause, now.Add(pause)}
 	return now.Add(pause)
 }
 
-// committed tells the log of a change that was written.
+// committed logs a change that was written.
 func (c *Controller) committed(before *store.Snapshot, change core.Change) {
 	for _, op := range change.Ops {
 		switch o := op.Object.(type) {

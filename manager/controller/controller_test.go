@@ -22,14 +22,14 @@ import (
 	"watari/manager/view"
 )
 
-// fakeHosts are hosts that do at once what is wanted of them, unless a test holds them back.
+// fakeHosts are hosts that carry out orders at once, unless a test delays them.
 type fakeHosts struct {
 	mu      sync.Mutex
 	hosts   map[string]*fakeHost
 	changed chan struct{}
 	running map[string]string                   // guest uid: host; a second copy is a failure
 	client  func() (connect.HTTPClient, error)  // nil: there is none
-	onSend  func(host string, w *v1.HostWanted) // nil: nothing is looked at
+	onSend  func(host string, w *v1.HostWanted) // nil: orders are not inspected
 	t       *testing.T
 }
 
@@ -38,7 +38,7 @@ type fakeHost struct {
 	connected bool
 	since     time.Time
 	wanted    *v1.HostWanted
-	// deaf: orders are not taken up; failStart, failSend: that is how they end.
+	// deaf: the host ignores orders. failStart, failSend: how starts and sends end.
 	deaf, failStart, failSend bool
 }
 
@@ -225,7 +225,7 @@ func (f *fixture) until(what string, condition func(s *store.Snapshot) bool) {
 	for !condition(f.store.Snapshot()) {
 		select {
 		case <-changes:
-		case <-time.After(10 * time.Millisecond): // observations are no changes of the store
+		case <-time.After(10 * time.Millisecond): // reports do not change the store
 		case <-deadline:
 			for _, g := range view.Guests(f.store.Snapshot(), f.hosts, "") {
 				f.t.Logf("%v", g)

@@ -1,6 +1,6 @@
 package controller
 
-// evidence_test.go - what a host reports of its boot and of processes, and what follows for grants.
+// evidence_test.go - reports about boots and processes, and their effect on grants.
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ import (
 	"watari/manager/store"
 )
 
-// reboots starts a host anew, as far as its report tells.
+// reboots makes the host report a new boot.
 func (h *fakeHost) reboots(boot string) {
 	info := proto.CloneOf(h.report.Info)
 	info.BootId = boot
@@ -21,8 +21,8 @@ func (h *fakeHost) reboots(boot string) {
 	h.connected, h.since, h.wanted = true, time.Now(), nil
 }
 
-// A host loses power just after a grant, and comes back before anybody else noticed. The order of before must not reach it
-// again: it would start the guest at the old epoch while the manager grants it elsewhere.
+// A host loses power just after a grant, and returns before anybody notices. It must not get the old order again: it would
+// start the guest at the old epoch while the manager grants the guest elsewhere.
 func TestAHostThatLosesPowerAfterAGrantIsNotToldTheOldOrderAgain(t *testing.T) {
 	f := newFixture(t, "a1")
 	f.hosts.with("a1", func(h *fakeHost) { h.deaf = true })
@@ -47,7 +47,7 @@ func TestAHostThatLosesPowerAfterAGrantIsNotToldTheOldOrderAgain(t *testing.T) {
 	})
 }
 
-// A process that the agent sees speaks against an end, whatever else is reported.
+// A process that the agent sees disproves an end, even if the report contains one.
 func TestAGrantIsNotReleasedAgainstALiveProcess(t *testing.T) {
 	f := newFixture(t, "a1")
 	f.cluster("md", 1, 0)
@@ -68,7 +68,7 @@ func TestAGrantIsNotReleasedAgainstALiveProcess(t *testing.T) {
 	f.until("started anew", func(s *store.Snapshot) bool { return s.Guests["md-0"].Epoch == 2 })
 }
 
-// A host reports another boot, and the guest's process all the same: it was not started anew. The guest goes on.
+// A host reports another boot, but also the guest's process: the guest was not restarted. It goes on.
 func TestAGuestThatLivesInAnotherBootThanItsGrantGoesOn(t *testing.T) {
 	f := newFixture(t, "a1", "b1")
 	f.cluster("md", 1, 0)
@@ -85,7 +85,7 @@ func TestAGuestThatLivesInAnotherBootThanItsGrantGoesOn(t *testing.T) {
 	}
 }
 
-// unchanged looks at a guest for a while in which the controller decides several times.
+// unchanged checks a guest for a period in which the controller decides several times.
 func (f *fixture) unchanged(guest string, holds func(*v1.Guest) bool) {
 	f.t.Helper()
 	for range 20 {
@@ -100,8 +100,8 @@ func (f *fixture) unchanged(guest string, holds func(*v1.Guest) bool) {
 	}
 }
 
-// An older copy of the store was put back. Hosts run guests of which it knows nothing, or less than there is: they are left
-// alone, nothing of them is started elsewhere, and they are named.
+// An older copy of the store was restored. Hosts run guests that the store does not know, or knows an older state of. The
+// manager leaves them alone, starts none of them elsewhere, and names them.
 func TestGuestsThatAnOlderStoreDoesNotKnowAreLeftAlone(t *testing.T) {
 	f := newFixture(t, "a1", "b1")
 	f.cluster("md", 1, 0)
@@ -109,7 +109,7 @@ func TestGuestsThatAnOlderStoreDoesNotKnowAreLeftAlone(t *testing.T) {
 	g := f.store.Snapshot().Guests["md-0"]
 	other := map[string]string{"a1": "b1", "b1": "a1"}[g.Host]
 	const unknown = "00000000-0000-4000-8000-00000000beef"
-	f.hosts.with(g.Host, func(h *fakeHost) { // by the store's account it runs here; it had moved away
+	f.hosts.with(g.Host, func(h *fakeHost) { // the store says that it runs here, but it had moved away
 		f.hosts.set(h, g.Meta.Uid, g.Epoch, v1.GuestCondition_GUEST_CONDITION_SENT)
 		h.wanted = nil
 	})

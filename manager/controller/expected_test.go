@@ -9,7 +9,7 @@ import (
 	"watari/manager/store"
 )
 
-// Right after a manager's start its hosts have not come back yet. A cluster may be asked for all the same, and waits.
+// Right after a manager's start, its hosts have not reconnected yet. A cluster may already be created, and waits.
 func TestAHostThatIsExpectedBackCountsAsThere(t *testing.T) {
 	f := newFixture(t, "a1")
 	f.until("a1 is known", func(s *store.Snapshot) bool { return s.Hosts["a1"].GetInfo() != nil })

@@ -22,11 +22,11 @@ const (
 	fenceTime = 5 * time.Minute
 	// fenceAgain is the pause before the command is run again for a host after it has failed.
 	fenceAgain = 30 * time.Second
-	// fenceOutput bounds what is quoted of its output, bytes.
+	// fenceOutput bounds the quoted part of the command's output, bytes.
 	fenceOutput = 500
 )
 
-// fence begins to switch hosts off, each at most once at a time.
+// fence starts the command for hosts, at most once at a time for each host.
 func (c *Controller) fence(ctx context.Context, fences []core.Fence) {
 	for _, f := range fences {
 		if _, busy := c.fencing.LoadOrStore(f.Host, true); busy {
@@ -48,12 +48,12 @@ func (c *Controller) fence(ctx context.Context, fences []core.Fence) {
 	}
 }
 
-// fenceOne switches a host off, and notes that it is off.
+// fenceOne switches a host off, and records that the host is off.
 func (c *Controller) fenceOne(ctx context.Context, f core.Fence) bool {
 	if _, _, connected := c.Sessions.Observed(f.Host); connected {
-		return true // it is back
+		return true // the host is back
 	}
-	// The host is switched off for what this manager decided: another one may know better.
+	// This manager's decision switches the host off, so check first that no other manager leads.
 	if err := c.Store.Confirm(ctx); err != nil {
 		return false
 	}
@@ -68,7 +68,7 @@ func (c *Controller) fenceOne(ctx context.Context, f core.Fence) bool {
 	return c.tell(ctx, core.Fenced(c.Store.Snapshot(), c.Sessions, f))
 }
 
-// tell writes a change that follows from what the command did.
+// tell writes a change that follows from the command's result.
 func (c *Controller) tell(ctx context.Context, change core.Change) bool {
 	if err := c.Store.Txn(ctx, store.Operations(change)...); err != nil {
 		c.Log.Error("what came of a host that was to be switched off could not be written down", "error", err)
@@ -77,7 +77,7 @@ func (c *Controller) tell(ctx context.Context, change core.Change) bool {
 	return true
 }
 
-// runFence runs the command. If it succeeds, the host is off, or has been since.
+// runFence runs the command. Success means that the host is off, or was off since the command began.
 func runFence(ctx context.Context, command string, f core.Fence) error {
 	ctx, cancel := context.WithTimeout(ctx, fenceTime)
 	defer cancel()

@@ -3,6 +3,7 @@ package controller
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"net/http"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 	"watari/manager/store"
 )
 
-// answering is a guest that answers everything alike.
+// answering is a guest, or a host, that gives the same answer to every call.
 type answering []byte
 
 func (a answering) Do(r *http.Request) (*http.Response, error) {
@@ -37,6 +38,21 @@ func TestAGuestCannotFillTheManagersMemory(t *testing.T) {
 		_, err = client.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{}))
 		if want == 0 && err != nil || want != 0 && connect.CodeOf(err) != want {
 			t.Errorf("an answer of %d bytes: %v", size, err)
+		}
+	}
+}
+
+func TestAHostCannotFillTheManagersMemoryWithItsTime(t *testing.T) {
+	for size, heard := range map[int]bool{40: true, 1 << 20: false} {
+		answer, err := proto.Marshal(&v1.RenewLeasesResponse{BootId: string(bytes.Repeat([]byte("x"), size))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts := &fakeHosts{client: func() (connect.HTTPClient, error) { return answering(answer), nil }}
+		l := newLeases(Deps{Sessions: hosts, Log: slog.New(slog.DiscardHandler)})
+		l.call(t.Context(), "a1", &v1.RenewLeasesRequest{})
+		if l.heard["a1"].response.GetBootId() != "" != heard {
+			t.Errorf("an answer of %d bytes: heard %.60v", size, l.heard["a1"].response)
 		}
 	}
 }

@@ -21,7 +21,7 @@ type LeadAgainError struct {
 	Reason string
 }
 
-// Error says why the term ends.
+// Error returns why the term ends.
 func (e *LeadAgainError) Error() string { return "a new term is begun: " + e.Reason }
 
 // held checks the stamps that hosts show, before any decision, and reports whether the manager holds. It stores its

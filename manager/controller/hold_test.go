@@ -13,7 +13,7 @@ import (
 	"watari/manager/view"
 )
 
-// signed makes the fixture's controller one of a term that is in the store.
+// signed gives the fixture's controller a term that is in the store.
 func (f *fixture) signed() (Deps, *ca.Authority) {
 	f.t.Helper()
 	f.stop()
@@ -30,7 +30,7 @@ func (f *fixture) signed() (Deps, *ca.Authority) {
 		TermID: f.store.Led().Id, Stamps: view.NewStamps(a.Certificate()), Authority: a}, a
 }
 
-// shown has a host show a stamp.
+// shown makes a host show a stamp.
 func (f *fixture) shown(host string, a *ca.Authority, term *v1.Term, revision int64) {
 	f.t.Helper()
 	s, err := stamp.New(a, term, revision)
@@ -45,7 +45,7 @@ func TestOrdersAreStampedAndOnlyOfTheTermInForce(t *testing.T) {
 	d, a := f.signed()
 	ended := make(chan error, 1)
 	go func() { ended <- Run(t.Context(), d) }()
-	f.until("stamped orders", func(*store.Snapshot) bool { // the fixture's own controller may have given others before
+	f.until("stamped orders", func(*store.Snapshot) bool { // the fixture's own controller may have sent other orders before
 		f.hosts.mu.Lock()
 		defer f.hosts.mu.Unlock()
 		return f.hosts.hosts["a1"].wanted.GetStamp() != nil
@@ -56,7 +56,7 @@ func TestOrdersAreStampedAndOnlyOfTheTermInForce(t *testing.T) {
 	if s := w.Stamp; stamp.Verify(a.Certificate(), s) != nil || s.Term != d.Term || s.Id != d.TermID || s.Revision < f.store.Led().Revision {
 		t.Errorf("stamp %v", s)
 	}
-	// Another term begins. Nothing is computed from its objects, whose revisions are not this term's.
+	// Another term begins. No orders are computed from its objects, whose revisions are not of this term.
 	if _, _, err := f.store.Lead(t.Context(), "https://m2"); err != nil {
 		t.Fatal(err)
 	}
@@ -70,11 +70,11 @@ func TestOrdersAreStampedAndOnlyOfTheTermInForce(t *testing.T) {
 	}
 }
 
-// The evidence is looked at before anything is decided or told, and it is in the store when the term ends for it.
+// The controller checks the evidence before it decides or sends anything, and stores the evidence before the term ends.
 func TestNothingIsToldOnceAStampShowsThatTheStateIsOld(t *testing.T) {
 	for name, c := range map[string]struct {
 		term  func(d Deps) *v1.Term
-		above uint64 // how far the next term is to be above this one's
+		above uint64 // the least difference between the next term's number and this one's
 	}{
 		"a lower number": {func(Deps) *v1.Term { return &v1.Term{Number: 1, Id: "lost"} }, 0},
 		"the same":       {func(d Deps) *v1.Term { return &v1.Term{Number: d.Term, Id: "lost"} }, 0},
@@ -101,7 +101,7 @@ func TestNothingIsToldOnceAStampShowsThatTheStateIsOld(t *testing.T) {
 			if !s.Held() || s.Hold().Evidence[0].Host != "b1" || s.Guests["md-0"].Host != "" {
 				t.Fatal(s.Hold(), s.Guests["md-0"])
 			}
-			// The next term holds though the host is away.
+			// The next term holds even if the host is disconnected.
 			f.hosts.with("b1", func(h *fakeHost) { h.connected = false })
 			f.store.RaiseTerm(again.Above)
 			term, _, err := f.store.Lead(t.Context(), "https://m1")

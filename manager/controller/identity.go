@@ -34,11 +34,11 @@ type identityKey struct {
 
 type madeIdentity struct {
 	*v1.Identity
-	renew time.Time // when another is made, with a new certificate
+	renew time.Time // time to make another identity, with a new certificate
 }
 
-// identify makes a guest's identity for an epoch, and keeps it in memory until its certificate is to be renewed; its key
-// is stored nowhere. A manager that restarts makes another identity, which serves as well.
+// identify makes a guest's identity for an epoch, and keeps it in memory until its certificate needs renewal; its key is
+// never stored. A restarted manager makes another identity, which is equally valid.
 func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (identity *v1.Identity, renew time.Time) {
 	key, now := identityKey{g.Meta.Uid, epoch}, time.Now()
 	if made, has := c.identities[key]; has && now.Before(made.renew) {
@@ -55,7 +55,7 @@ func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (i
 	return id, renew
 }
 
-// seal returns the seal of what a host is told about a volume; nil: it could not be made, and matches nothing.
+// seal returns the seal of the facts that a host gets about a volume; nil: the seal could not be made, and matches nothing.
 func (c *Controller) seal(host, uid string, f *v1.VolumeFacts) []byte {
 	message := fmt.Appendf(nil, "%q %q %q %q %q %d %d", host, uid, f.GetName(), f.GetOwner(), f.GetOwnerUid(), f.GetSizeBytes(), f.GetGeneration())
 	sum, err := c.Authority.MAC("volume", message)
@@ -65,7 +65,7 @@ func (c *Controller) seal(host, uid string, f *v1.VolumeFacts) []byte {
 	return sum
 }
 
-// sealed reports whether a host was told these facts about a volume.
+// sealed reports whether a host got these facts about a volume.
 func (c *Controller) sealed(host, uid string, f *v1.VolumeFacts) bool {
 	return hmac.Equal(c.seal(host, uid, f), f.GetSeal()) && len(f.GetSeal()) > 0
 }

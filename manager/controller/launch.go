@@ -19,7 +19,7 @@ import (
 const (
 	launcher  = "/run/watari/watari-guest-rsh"
 	hostfile  = "/run/watari/hostfile"  // with .hydra: as MPICH reads it
-	providers = "/run/watari/libfabric" // folder with PM's libfabric provider, where the image brings it
+	providers = "/run/watari/libfabric" // folder with PM's libfabric provider, if the image has it
 )
 
 // openMPI are defaults of Open MPI's parameters. They are environment variables, so that a user's own arguments win.
@@ -55,7 +55,7 @@ var openMPIOverPM = map[string]string{
 var pm = map[string]string{
 	"FI_PROVIDER":      "pm",
 	"FI_PROVIDER_PATH": providers,
-	"PM_PATIENCE":      "1000000000", // seconds: for ever. A guest may be unreachable for long, and the loss of a guest ends the run
+	"PM_PATIENCE":      "1000000000", // seconds: no limit, because a guest may be unreachable for long
 }
 
 // mpich are the same parameters for MPICH, whose launcher is Hydra and whose transport is UCX.

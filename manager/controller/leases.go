@@ -25,6 +25,8 @@ const (
 	renewPause = 50 * time.Millisecond
 	// renewTime bounds a call to a host, and the question to the store whether this manager leads.
 	renewTime = 3 * time.Second
+	// maxRenewal bounds a host's answer to a renewal, bytes.
+	maxRenewal = 64 << 10
 )
 
 // leases renews leases while this manager leads.
@@ -49,10 +51,10 @@ func newLeases(d Deps) *leases {
 	return &leases{deps: d, began: time.Now(), wake: make(chan struct{}, 1), heard: map[string]heardTime{}, asking: map[string]bool{}}
 }
 
-// now is the time since this manager began to lead. Nobody sets that clock.
+// now returns the time since this manager began to lead. That clock is never set.
 func (l *leases) now() time.Duration { return time.Since(l.began) }
 
-// see takes up the grants in a snapshot, and returns what is known of the leases.
+// see notes the grants in a snapshot, and returns the known state of the leases.
 func (l *leases) see(s *store.Snapshot) map[string]core.LeaseSeen {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,14 +78,14 @@ func (l *leases) run(ctx context.Context) {
 		case <-l.wake:
 		}
 		l.renew(ctx, &calls)
-		select { // so that many new grants make few calls
+		select { // batches many new grants into few calls
 		case <-time.After(renewPause):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// renew renews all leases once. What the hosts are told rests on times that they had told before the store confirmed that this manager
+// renew renews all leases once. It uses only host times that the hosts had sent before the store confirmed that this manager
 // leads: a later leader has begun after these times.
 func (l *leases) renew(ctx context.Context, calls *sync.WaitGroup) {
 	snapshot := l.deps.Store.Snapshot()
@@ -142,7 +144,7 @@ func leasingHosts(s *store.Snapshot) []string {
 	return slices.Sorted(maps.Keys(hosts))
 }
 
-// call renews the leases of a host's guests, and keeps the time that the host tells.
+// call renews the leases of a host's guests, and keeps the time in the host's answer.
 func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesRequest) {
 	defer func() {
 		l.mu.Lock()
@@ -151,11 +153,12 @@ func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesR
 	}()
 	client, err := l.deps.Sessions.HTTPClient(host)
 	if err != nil {
-		return // it is not connected
+		return // the host is not connected
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewTime)
 	defer cancel()
-	response, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL).RenewLeases(ctx, connect.NewRequest(request))
+	response, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL, connect.WithReadMaxBytes(maxRenewal)).
+		RenewLeases(ctx, connect.NewRequest(request))
 	if err != nil {
 		if ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnimplemented {
 			l.deps.Log.Warn("leases could not be renewed", "host", host, "error", err)
@@ -166,12 +169,12 @@ func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesR
 	first := l.heard[host].response.GetBootId() != response.Msg.BootId
 	l.heard[host] = heardTime{response.Msg, l.now()}
 	l.mu.Unlock()
-	if first { // leases can be renewed only now
+	if first { // only now can leases be renewed
 		l.soon()
 	}
 }
 
-// soon has leases renewed without waiting for the next time.
+// soon starts a renewal without waiting for the next tick.
 func (l *leases) soon() {
 	select {
 	case l.wake <- struct{}{}:

@@ -1,6 +1,6 @@
 package controller
 
-// memory.go - asks the guests of a run that failed whether their memory ran out.
+// memory.go - asks the guests of a failed run whether they ran out of memory.
 
 import (
 	"context"
@@ -27,8 +27,8 @@ const (
 	memorySlack = 2 * time.Second
 )
 
-// ranOut names the guest of a failed run in which memory ran out; empty: none. It asks the guests, because hosts'
-// reports of them may be some seconds old.
+// ranOut names the guest of a failed run that ran out of memory; empty: none. It asks the guests, because hosts' reports
+// about them may be some seconds old.
 func (r *runner) ranOut(ctx context.Context, run *v1.Run) string {
 	ctx, cancel := context.WithTimeout(ctx, memoryQuestion)
 	defer cancel()

@@ -19,7 +19,7 @@ import (
 	"watari/manager/store"
 )
 
-// outOfMemory is what a guest says whose kernel ended processes, the last one a while ago.
+// outOfMemory is the report of a guest whose kernel killed processes, the last one a while ago.
 func outOfMemory(kills uint64, ago time.Duration) *v1.OutOfMemory {
 	return &v1.OutOfMemory{Kills: kills, Process: "lmp", Pid: 123, Bytes: 140 << 20, At: timestamppb.New(time.Now().Add(-ago))}
 }
@@ -47,7 +47,7 @@ type guestsAgents struct {
 }
 
 func (g guestsAgents) Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
-	// The guest's clock is an hour off.
+	// The guest's clock is an hour wrong.
 	off := time.Hour
 	o := g.says()
 	if o != nil {

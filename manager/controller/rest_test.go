@@ -46,7 +46,7 @@ func TestAChangeThatFailsAgainRestsLonger(t *testing.T) {
 	if fmt.Sprint(pauses) != "[1s 2s 4s 8s 16s 30s 30s]" {
 		t.Error(pauses)
 	}
-	for range 7 { // etcd is away: the reason passes for all changes together
+	for range 7 { // etcd is unreachable: the reason is not any one change
 		if until := c.restUntil("guest/md-0", true, now); until.Sub(now) != restPause {
 			t.Error(until.Sub(now))
 		}

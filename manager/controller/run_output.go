@@ -22,10 +22,10 @@ import (
 // outputReserve is the disk space that output leaves free, bytes. It exceeds the store's own reserve. Tests change it.
 var outputReserve uint64 = 128 << 20
 
-// errDiskFull: nothing was written. The runner tries again; the guest keeps the output for a while.
-var errDiskFull = errors.New("its output is not kept just now, for the manager's disk is full; make room")
+// errDiskFull means that nothing was written. The runner tries again; meanwhile the guest keeps the output.
+var errDiskFull = errors.New("its output is not stored, because the manager's disk is full; free some space")
 
-// errOverQuota: output was thrown away. The run goes on, and can end.
+// errOverQuota means that output was discarded. The run goes on, and can end.
 var errOverQuota = errors.New("a part of its output is not kept")
 
 // outputs counts the output of users' runs.
@@ -36,7 +36,7 @@ type outputs struct {
 	used map[string]usedOutput // by the user's uid
 }
 
-// usedOutput is what a user's runs had written when it was counted, and what they have written since, bytes.
+// usedOutput is the output of a user's runs when it was last counted, plus the output since, bytes.
 type usedOutput struct {
 	bytes   uint64
 	counted time.Time
@@ -45,8 +45,7 @@ type usedOutput struct {
 // countEvery is how long a count is used.
 const countEvery = 5 * time.Second
 
-// room returns an error if a run may not write n more bytes, and otherwise counts them as its owner's. It wraps errDiskFull
-// or errOverQuota.
+// room counts n more bytes of a run as its owner's, or returns an error that wraps errDiskFull or errOverQuota.
 func (o *outputs) room(s *store.Snapshot, run *v1.Run, n uint64) error {
 	if free, err := store.FreeBytes(o.dir); err == nil && free < outputReserve+n {
 		return errDiskFull
@@ -66,11 +65,11 @@ func (o *outputs) room(s *store.Snapshot, run *v1.Run, n uint64) error {
 	if fits {
 		used.bytes += n
 	} else {
-		used.bytes = limit // so that what is smaller does not come after what was thrown away, until it is counted again
+		used.bytes = limit // until the next count, even smaller output is discarded, so that none follows discarded output
 	}
 	o.used[run.Meta.OwnerUid] = used
 	if !fits {
-		return fmt.Errorf("%w, for the quota of user %s is %s of runs' output; remove runs (`watari run remove`), or have an administrator raise it "+
+		return fmt.Errorf("%w: the quota of user %s is %s of runs' output; remove runs (`watari run remove`), or have an administrator raise it "+
 			"(`watari quota set %[2]s --run-output ...`)", errOverQuota, owner, humanize.IBytes(limit))
 	}
 	return nil
@@ -97,17 +96,17 @@ var streams = [2]string{"stdout", "stderr"}
 // output is a run's output.
 type output [2]*stream
 
-// stream is the file of one stream of a run's output. Where the file lacks a part of the stream, and for notes that are in
-// the file alone, it knows how far offsets in the stream are ahead of those in the file.
+// stream is the file of one stream of a run's output. Offsets in the stream and in the file differ if the file lacks a part
+// of the stream or has notes; kept has the difference.
 type stream struct {
 	file *os.File
 	kept shift
 }
 
-// shift is kept in a file beside the stream's, unless it is zero.
+// shift is the difference between the offsets. A file beside the stream's file stores it, unless it is zero.
 type shift struct {
-	Ahead    int64 // of offsets in the stream, bytes
-	Dropping bool  // the last part was thrown away, and a note says so
+	Ahead    int64 // stream offset minus file offset, bytes
+	Dropping bool  // the latest output was discarded, and a note in the file records that
 }
 
 const shiftSuffix = ".shift"
@@ -143,7 +142,7 @@ func (o output) close() {
 	}
 }
 
-// at returns the offset in the stream of what comes next.
+// at returns the stream offset of the next byte.
 func (s *stream) at() uint64 { return uint64(max(s.size()+s.kept.Ahead, 0)) }
 
 func (s *stream) size() int64 {
@@ -154,7 +153,7 @@ func (s *stream) size() int64 {
 	return info.Size()
 }
 
-// keep changes the shift.
+// keep stores a new shift.
 func (s *stream) keep(kept shift) error {
 	text, err := json.Marshal(kept)
 	if err != nil {
@@ -171,8 +170,8 @@ func (s *stream) keep(kept shift) error {
 	return nil
 }
 
-// write appends a message's output, and skips bytes that the files already have. room says whether more bytes may be
-// written; what exceeds the quota is thrown away, and errOverQuota returned.
+// write appends a message's output, and skips bytes that the files already have. room decides whether more bytes may be
+// written. write discards output over the quota, and returns errOverQuota.
 func (o output) write(m *v1.AttachResponse, room func(n uint64) error) error {
 	over := o[0].write(m.Stdout, m.StdoutOffset, room)
 	if over != nil && !errors.Is(over, errOverQuota) {
@@ -193,7 +192,7 @@ func (s *stream) write(data []byte, offset uint64, room func(n uint64) error) er
 		data = data[at-offset:]
 	}
 	kept := s.kept
-	if offset > at { // the guest has dropped what was between
+	if offset > at { // the guest has dropped the bytes between
 		kept.Ahead += int64(offset - at)
 	}
 	over := room(uint64(len(data)))
@@ -219,7 +218,7 @@ func (s *stream) write(data []byte, offset uint64, room func(n uint64) error) er
 	return over
 }
 
-// full gives an error of a full disk its name.
+// full converts an error of a full disk to errDiskFull.
 func full(err error) error {
 	if durable.IsFull(err) {
 		return errDiskFull
@@ -227,7 +226,7 @@ func full(err error) error {
 	return err
 }
 
-// cut cuts the files to what they have of so many bytes of the streams.
+// cut truncates the files to the given numbers of bytes of the streams.
 func (o output) cut(stdout, stderr uint64) error {
 	for i, most := range []uint64{stdout, stderr} {
 		s := o[i]

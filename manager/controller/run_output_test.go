@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	v1 "watari/api/watariv1"
@@ -43,7 +44,10 @@ func TestOutputIsKeptOnceAndLeavesRoomOnTheDisk(t *testing.T) {
 	if err := write(2, "e two"); err != nil {
 		t.Fatal(err)
 	}
-	if kept, err := os.ReadFile(filepath.Join(dir, "uid", "stdout")); string(kept) != "one two" {
+	if err := write(7, " three"); !errors.Is(err, errOverQuota) || !strings.Contains(err.Error(), "the quota of user ann is 10 B") {
+		t.Errorf("beyond the quota: %v", err)
+	}
+	if kept, err := os.ReadFile(filepath.Join(dir, "uid", "stdout")); !strings.HasPrefix(string(kept), "one two\n[watari: a part of its output is not kept: ") {
 		t.Errorf("kept %q, %v", kept, err)
 	}
 }
@@ -79,8 +83,8 @@ func TestOutputThatIsNotKeptMovesNothing(t *testing.T) {
 	}{
 		{10, 0, "0123", false, 4, "0123"},
 		{2, 4, "4567", true, 8, "0123" + note},
-		{2, 8, "89ab", true, 12, "0123" + note},           // one note for all that is thrown away
-		{2, 8, "89ab", false, 12, "0123" + note},          // nothing comes twice
+		{2, 8, "89ab", true, 12, "0123" + note},           // one note for all discarded output
+		{2, 8, "89ab", false, 12, "0123" + note},          // no byte is written twice
 		{10, 10, "abcd", false, 14, "0123" + note + "cd"}, // there is room again
 		{10, 20, "kl", false, 22, "0123" + note + "cdkl"}, // the guest has dropped six bytes
 		{10, 18, "ijkl", false, 22, "0123" + note + "cdkl"},

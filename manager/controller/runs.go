@@ -54,7 +54,7 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		uid := order.Run.Meta.Uid
 		ordered[uid] = true
 		r := c.runners[uid]
-		if r != nil && r.restores() != order.Run.Restores { // the run went back: what is known of it no longer holds
+		if r != nil && r.restores() != order.Run.Restores { // the run was restored: the runner's knowledge is outdated
 			if !r.end() {
 				continue
 			}
@@ -85,7 +85,7 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 	}
 }
 
-// end has the runner's goroutine end, and reports whether it has.
+// end ends the runner's goroutine, and reports whether the goroutine has ended.
 func (r *runner) end() bool {
 	r.stop()
 	r.mu.Lock()
@@ -209,8 +209,8 @@ func message(err error) string {
 	return err.Error()
 }
 
-// attach copies output to the run's files until the process has ended. restored: the run went back to a checkpoint, so the files
-// may have output that the process has yet to write again.
+// attach copies output to the run's files until the process has ended. restored: the run was restored from a checkpoint, so
+// the files may contain output that the process will write again.
 func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServiceClient, restored bool) (settled bool, err error) {
 	out, err := openOutput(filepath.Join(r.c.RunsDir, r.uid))
 	if err != nil {
@@ -263,7 +263,7 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 	}
 }
 
-// room is an error if the run's output may not grow by n bytes.
+// room returns an error if the run's output may not grow by n bytes.
 func (r *runner) room(n uint64) error {
 	s := r.c.Store.Snapshot()
 	run := s.Runs[r.name]
@@ -273,7 +273,7 @@ func (r *runner) room(n uint64) error {
 	return r.c.outputs.room(s, run, n)
 }
 
-// rewind cuts the run's files to what its process has written.
+// rewind truncates the run's files to the output that its process has written.
 func (r *runner) rewind(ctx context.Context, client watariv1connect.ProcessServiceClient, out output) error {
 	ctx, cancel := context.WithTimeout(ctx, signalWithin)
 	defer cancel()
@@ -286,7 +286,7 @@ func (r *runner) rewind(ctx context.Context, client watariv1connect.ProcessServi
 			return out.cut(p.StdoutBytes, p.StderrBytes)
 		}
 	}
-	return nil // attaching tells that the process is not known
+	return nil // attach will report that the process is unknown
 }
 
 // signalWithin bounds an attempt to send a signal. A guest that does not answer must not keep later signals from being

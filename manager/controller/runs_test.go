@@ -46,7 +46,7 @@ func TestARunIsNotBegunOnALaterClusterOfTheSameName(t *testing.T) {
 	}
 }
 
-// changeGuest changes a guest's record, whatever else changes it.
+// changeGuest changes a guest's record, even if others change it at the same time.
 func (f *fixture) changeGuest(name string, change func(*v1.Guest)) {
 	f.t.Helper()
 	f.until(name+" is changed", func(s *store.Snapshot) bool {
@@ -82,7 +82,7 @@ func TestTheControllerEndsAfterItsRunners(t *testing.T) {
 	<-ended
 }
 
-// errorCounter counts errors that are logged.
+// errorCounter counts logged errors.
 type errorCounter struct {
 	slog.Handler
 	n atomic.Int32
@@ -102,7 +102,7 @@ func TestARunThatCannotBeTakenUpIsLetBeForAWhile(t *testing.T) {
 	f.cluster("md", 1, 0)
 	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
 	f.stop()
-	// A record so large that etcd takes nothing that is added to it.
+	// A record so large that etcd refuses any addition to it.
 	var err error
 	for size := 8 << 20; size > 8<<20-1024; size -= 16 {
 		err = f.store.Txn(t.Context(), store.Create(&v1.Run{Meta: &v1.Meta{Name: "r1"}, State: v1.RunState_RUN_STATE_PENDING,

@@ -14,7 +14,7 @@ import (
 )
 
 // hanging is a guest that never answers.
-type hanging chan context.Context // of each call
+type hanging chan context.Context // receives the context of each call
 
 func (h hanging) Do(r *http.Request) (*http.Response, error) {
 	h <- r.Context()

@@ -7,7 +7,7 @@ import (
 	"watari/manager/store"
 )
 
-// A controller decides nothing on a snapshot that lacks something it cannot read.
+// A controller decides nothing on a snapshot that lacks an object that cannot be read.
 func TestNothingIsDecidedWhileAnObjectCannotBeRead(t *testing.T) {
 	c := &Controller{}
 	again, err := c.decide(t.Context(), &store.Snapshot{Unreadable: map[string]error{"/watari/guests/md-0": errors.New("damaged")}})

@@ -1,6 +1,6 @@
 package history
 
-// file.go - the history's file. It is written whole now and then, so a crash loses some minutes.
+// file.go - the history's file. It is rewritten completely from time to time, so a crash loses some minutes.
 
 import (
 	"bytes"
@@ -37,8 +37,8 @@ type entry struct {
 	Rings [len(resolutions)]map[int64][]byte
 }
 
-// Save writes the history to a file. It forgets hosts and guests of which nothing is left, and guests that have said nothing for
-// an hour and are no longer known.
+// Save writes the history to a file. It forgets hosts and guests without values, and guests that sent no sample for an hour
+// and are no longer known.
 func (h *History) Save(path string, known func(uid string) bool) error {
 	data, err := h.encode(known)
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *History) encode(known func(uid string) bool) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// entry fills in the rows of a series. The lock is held for one series at a time, because those who ask wait for it.
+// entry fills in the rows of a series. It locks for one series at a time, because readers wait for the lock.
 func (h *History) entry(of map[string]*series, e entry) entry {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,7 +87,7 @@ func (h *History) entry(of map[string]*series, e entry) entry {
 	return e
 }
 
-// forget drops what is too old, or of guests that are gone. h.mu is held.
+// forget drops values that are too old, and guests that no longer exist. h.mu is held.
 func (h *History) forget(known func(uid string) bool) {
 	now := h.Now()
 	for name, s := range h.hosts {
@@ -107,8 +107,8 @@ func (h *History) forget(known func(uid string) bool) {
 	}
 }
 
-// Load reads a file into an empty history, and removes what a killed Save has left beside it. A file that is missing, or of
-// a later version, is none.
+// Load reads a file into an empty history, and removes files that a killed Save has left beside it. It treats a missing
+// file, or one of a later version, as empty.
 func (h *History) Load(path string) error {
 	left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new-*"))
 	for _, name := range left {
@@ -156,7 +156,7 @@ func (h *History) Load(path string) error {
 	}
 }
 
-// series returns the entry's series, with rows of the present width, and without pages of another length than they have now.
+// series returns the entry's series with rows of the present width. It drops pages that do not have the present length.
 func (e entry) series(was, width int) *series {
 	s := &series{}
 	for i, r := range resolutions {
@@ -170,7 +170,7 @@ func (e entry) series(was, width int) *series {
 	return s
 }
 
-// widen returns rows with more values, which are absent.
+// widen returns rows with additional values, which are absent.
 func widen(rows []small, was, width int) []small {
 	if was == width {
 		return rows

@@ -1,6 +1,6 @@
 // Package history keeps what hosts and guests have used: the last hour in steps of seconds, the last week in steps of
-// minutes. It is in memory, bounded, and survives a restart in a file. It is no part of the store, and nothing that must be
-// right depends on it.
+// minutes. It is in memory and bounded, and a file keeps it over restarts. It is not part of the store, and correctness does
+// not depend on it.
 package history
 
 import (
@@ -15,25 +15,25 @@ import (
 	"watari/internal/printable"
 )
 
-// resolution is how often, in what pieces and for how long values are kept.
+// resolution is the interval of values, the length of a page, and the time for which values are kept.
 type resolution struct {
 	step  time.Duration
-	page  int // steps in a page, which is allocated and given up as a whole
+	page  int // steps in a page, which is allocated and freed as a whole
 	pages int
 }
 
-// The resolutions, the finest first. Each reaches back its time and up to a page more.
+// The resolutions, finest first. Each reaches back its time and up to one page more.
 var resolutions = [...]resolution{
 	{step: 5 * time.Second, page: 60, pages: 13},  // an hour
 	{step: 10 * time.Minute, page: 36, pages: 29}, // a week
 }
 
-// reach is how far back a resolution has values at least.
+// reach returns how far back a resolution has values at least.
 func (r resolution) reach() time.Duration {
 	return time.Duration(r.page*(r.pages-1)) * r.step
 }
 
-// fold says how the samples of a step become one value.
+// fold is how the samples of a step become one value.
 type fold int
 
 const (
@@ -75,7 +75,7 @@ var guestFields = []field[*v1.GuestSample]{
 	{mean, (*v1.GuestSample).GetCpuWait, func(s *v1.GuestSample, v float64) { s.CpuWait = v }},
 }
 
-// pressure is the field of one kind of pressure, of which the share of time in which some tasks waited is kept.
+// pressure returns the field of one kind of pressure. It keeps the share of time in which some tasks waited.
 func pressure(of func(*v1.HostSample) **v1.Pressure) field[*v1.HostSample] {
 	return field[*v1.HostSample]{mean,
 		func(s *v1.HostSample) float64 { return optional((*of(s)).GetSome(), *of(s) != nil) },
@@ -98,7 +98,7 @@ func owner(s *v1.HostSample) *v1.OwnerActivity {
 
 // History is the usage of all hosts and guests.
 type History struct {
-	// Now is time.Now but in tests.
+	// Now is time.Now, except in tests.
 	Now func() time.Time
 
 	mu     sync.Mutex
@@ -117,14 +117,14 @@ func New() *History {
 	return &History{Now: time.Now, hosts: map[string]*series{}, guests: map[string]*series{}, latest: map[string]latest{}}
 }
 
-// What is kept of the users who are logged in: so many, and so many bytes of each name.
+// Bounds for the logged-in users of a sample: their number, and the bytes of each name.
 const (
 	maxUsers = 64
 	maxUser  = 32
 )
 
-// Add adds a host's sample, of which it keeps the guests that has accepts: a host cannot make up guests. The time is this
-// machine's, because clocks of hosts differ.
+// Add adds a host's sample. It keeps only the guests that has accepts, so that a host cannot invent guests. The time is this
+// machine's, because hosts' clocks differ.
 func (h *History) Add(host string, sample *v1.HostSample, has func(*v1.GuestSample) bool) {
 	seen := map[string]bool{}
 	sample.Guests = slices.Clone(slices.DeleteFunc(sample.Guests, func(g *v1.GuestSample) bool {
@@ -154,7 +154,7 @@ func (h *History) Add(host string, sample *v1.HostSample, has func(*v1.GuestSamp
 // freshFor is how long a host's latest sample counts as its present one.
 const freshFor = 5 * time.Second
 
-// Latest returns a host's present sample; nil: it has sent none for seconds. It is shared: do not change it.
+// Latest returns a host's present sample; nil: the host has sent none for seconds. It is shared: do not change it.
 func (h *History) Latest(host string) *v1.HostSample {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -164,8 +164,8 @@ func (h *History) Latest(host string) *v1.HostSample {
 	return nil
 }
 
-// Host returns a host's usage since a time, oldest first, in the finest steps that reach back so far. A step of which nothing
-// is known is left out. Pressure is that of some tasks, and users are not kept.
+// Host returns a host's usage since a time, oldest first, in the finest steps that reach back that far. Steps without values
+// are left out. Pressure is that of some tasks, and users are not kept.
 func (h *History) Host(name string, since time.Time) []*v1.HostSample {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -191,7 +191,7 @@ func (h *History) Guest(uid string, since time.Time) []*v1.GuestStep {
 	return list
 }
 
-// HostMean returns the means of a host's usage since a time, of the finest steps, and of how much time something is known.
+// HostMean returns the means of a host's usage since a time, from the finest steps, and the length of time that has values.
 func (h *History) HostMean(name string, since time.Time) (*v1.HostSample, time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -207,7 +207,7 @@ func (h *History) GuestMean(uid string, since time.Time) (*v1.GuestSample, time.
 	return s, means(h.guests[uid], h.Now(), since, s, guestFields)
 }
 
-// means fills in the means of a series since a time, and returns of how much time something is known.
+// means fills in the means of a series since a time, and returns the length of time that has values.
 func means[S any](s *series, now, since time.Time, sample S, fields []field[S]) (known time.Duration) {
 	folded := step{row: make([]float64, len(fields)), samples: make([]int, len(fields))}
 	for f := range folded.row {
@@ -238,7 +238,7 @@ func add[S any](all map[string]*series, name string, now time.Time, sample S, fi
 	s.add(now, values, folds)
 }
 
-// sound returns a value that a host may have made up as one that can be kept.
+// sound returns a host's value, or NaN if it is not a finite, non-negative number.
 func sound(v float64) float64 {
 	if math.IsInf(v, 0) || v < 0 {
 		return math.NaN()

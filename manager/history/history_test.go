@@ -33,7 +33,7 @@ func close(a, b float64) bool { return math.Abs(a-b) <= 0.005*math.Abs(b) }
 func TestAnHourFineAWeekCoarse(t *testing.T) {
 	now := begin
 	h := at(&now)
-	// Two weeks, with a sample a minute, and the last two hours with one each second.
+	// Two weeks, with a sample a minute, and the last two hours with a sample each second.
 	for ; now.Before(begin.Add(14*24*time.Hour - 2*time.Hour)); now = now.Add(time.Minute) {
 		h.Add("a1", sample(1, 0), everyGuest)
 	}
@@ -86,7 +86,7 @@ func TestGapsAndClocksThatJump(t *testing.T) {
 	}
 	now = begin.Add(1000 * time.Hour)
 	h.Add("a1", sample(3, 0), everyGuest)
-	now = begin.Add(2 * time.Minute) // and back
+	now = begin.Add(2 * time.Minute) // the clock goes back
 	h.Add("a1", sample(4, 0), everyGuest)
 	if got := h.Host("a1", begin); len(got) != 1 || !close(got[0].CpuGuests, 4) {
 		t.Errorf("after a clock that was wrong for a while: %v", got)
@@ -115,7 +115,7 @@ func TestWhatAHostMakesUpIsNotKept(t *testing.T) {
 func TestThePresentSampleGoesStale(t *testing.T) {
 	now := begin
 	h := at(&now)
-	h.Add("a1", &v1.HostSample{CpuGuests: 1}, everyGuest) // a first sample, without a time
+	h.Add("a1", &v1.HostSample{CpuGuests: 1}, everyGuest) // a first sample has no time
 	if h.Latest("a1") == nil || h.Host("a1", begin) != nil {
 		t.Error("a first sample is present, and no part of the history")
 	}
@@ -230,7 +230,7 @@ func TestAFileWithFewerFieldsIsRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history")
 	whole := guestFields
 	defer func() { guestFields = whole }()
-	guestFields = whole[:4] // those of before CpuWait
+	guestFields = whole[:4] // the fields before CpuWait existed
 	h.guests["u"] = &series{}
 	h.Add("a1", s, everyGuest)
 	if err := h.Save(path, func(string) bool { return true }); err != nil {

@@ -17,13 +17,13 @@ type series struct {
 type step struct {
 	number  int64 // since 1970
 	row     []float64
-	samples []int // of each value
+	samples []int // for each value
 }
 
-// ring is the rows of one resolution, in pages by number. The number of a page is that of its first step by the length.
+// ring has the rows of one resolution, in pages by number. A page's number is its first step divided by the page's length.
 type ring map[int64][]small
 
-// small is the upper half of a float32: three digits, which is more than a measurement of a second is worth.
+// small is the upper half of a float32. Its three digits are enough for a measurement of one second.
 type small uint16
 
 func toSmall(v float64) small {
@@ -36,7 +36,7 @@ func toSmall(v float64) small {
 
 func (s small) float() float64 { return float64(math.Float32frombits(uint32(s) << 16)) }
 
-// absent is not a number.
+// absent is NaN.
 const absent small = 0x7fc0
 
 // add adds a sample.
@@ -56,8 +56,8 @@ func (s *series) add(now time.Time, values []float64, folds []fold) {
 	}
 }
 
-// begin begins a step. If this process has begun in the midst of it, the step has a row already, which counts as if there had
-// been a sample every second.
+// begin begins a step. If this process was started in the middle of the step, the step already has a row, which counts as if
+// there had been a sample every second.
 func (s *series) begin(resolution int, number int64, now time.Time, width int) step {
 	begun := step{number: number, row: make([]float64, width), samples: make([]int, width)}
 	r := resolutions[resolution]
@@ -89,7 +89,7 @@ func (s *step) take(v int, value float64, how fold) {
 	}
 }
 
-// put sets the row of a step, and gives up the pages that are too old. A clock that is set back overwrites.
+// put sets the row of a step, and frees pages that are too old. If the clock goes back, put overwrites rows.
 func (r ring) put(of resolution, number int64, row []float64) {
 	page := number / int64(of.page)
 	rows := r[page]
@@ -107,7 +107,7 @@ func (r ring) put(of resolution, number int64, row []float64) {
 	}
 }
 
-// expire gives up the pages that are too old, or newer than now: the clock was wrong.
+// expire frees pages that are too old, or newer than now because the clock was wrong.
 func (r ring) expire(of resolution, now int64) {
 	for page := range r {
 		if page <= now-int64(of.pages) || page > now {
@@ -116,8 +116,8 @@ func (r ring) expire(of resolution, now int64) {
 	}
 }
 
-// read calls each with the rows since a time, oldest first, of the finest resolution that reaches back so far. A row has width
-// values; one without any is left out.
+// read calls each with the rows since a time, oldest first, of the finest resolution that reaches back that far. A row has
+// width values; read leaves out rows without any value.
 func (s *series) read(now, since time.Time, width int, each func(at time.Time, step time.Duration, row []float64)) {
 	if s == nil {
 		return
@@ -146,7 +146,7 @@ func (s *series) read(now, since time.Time, width int, each func(at time.Time, s
 	}
 }
 
-// empty gives up pages that are too old, and reports whether nothing is left.
+// empty frees pages that are too old, and reports whether none remains.
 func (s *series) empty(now time.Time) bool {
 	left := 0
 	for i, r := range resolutions {

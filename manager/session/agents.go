@@ -18,8 +18,8 @@ const maxReportBytes = 16 << 20
 // newAgents makes a client whose calls go to the session in their context. All hosts share it, because each client
 // keeps the buffers of its largest messages.
 func newAgents() watariv1connect.AgentServiceClient {
-	// What a report holds is its host's, which may have been taken over. Reports are small and come often. To compress
-	// them costs a decompressor for each host, and more time than it saves.
+	// The host chooses what a report contains, and the host may be under an attacker's control. Reports are small and
+	// frequent: compressing them costs a decompressor for each host and more time than compression saves.
 	return watariv1connect.NewAgentServiceClient(dispatcher{}, hostlink.BaseURL, connect.WithAcceptCompression("gzip", nil, nil),
 		connect.WithReadMaxBytes(maxReportBytes))
 }

@@ -1,6 +1,7 @@
 package session
 
-// bound.go - how much of a report is kept. A host that was taken over must not fill the manager's memory or its store.
+// bound.go - limits how much of a report is kept. A host under an attacker's control must not fill the manager's memory or
+// its store.
 
 import (
 	"fmt"
@@ -12,19 +13,19 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Bounds of what is kept of a report.
+// Limits on the kept part of a report.
 const (
 	maxName    = 256     // bytes of a string in HostInfo: a name or a version
 	maxMessage = 4 << 10 // bytes of any other string: most are for people
 	maxFacts   = 1000    // entries of a list in HostInfo
 	maxList    = 16384   // entries of any other list: guests, blobs
 	maxLines   = 1000    // entries of problems
-	// maxInfo is what a HostInfo may have altogether, bytes encoded. Each change of it is stored, and etcd keeps old values
-	// for half an hour.
+	// maxInfo bounds an encoded HostInfo, bytes. Each changed HostInfo is stored, and etcd keeps old values for half an
+	// hour.
 	maxInfo = 64 << 10
 )
 
-// bound cuts what a report has too much of, and tells whether it did.
+// bound cuts the parts of a report that exceed the limits, and reports whether it cut any.
 func bound(o *v1.HostObserved) bool {
 	guests := len(o.Guests)
 	cut := false
@@ -34,7 +35,7 @@ func bound(o *v1.HostObserved) bool {
 	if info := o.Info; info != nil {
 		cut = boundMessage(info.ProtoReflect(), maxName, maxFacts) || cut
 		if proto.Size(info) > maxInfo {
-			// Only lists make it so large. Without them the host gets no guests.
+			// Only lists make it so large. A host without them gets no guests.
 			info.NumaNodes, info.GuestSupport, cut = nil, &v1.GuestSupport{}, true
 		}
 	}
@@ -52,7 +53,7 @@ func bound(o *v1.HostObserved) bool {
 	return cut
 }
 
-// boundLoad is bound for the load, which is kept of every report.
+// boundLoad applies limits to the load, which is kept from every report.
 func boundLoad(load *v1.HostLoad) {
 	if load != nil {
 		boundMessage(load.ProtoReflect(), maxName, maxFacts)
@@ -99,8 +100,8 @@ func isText(kind protoreflect.Kind) bool {
 	return kind == protoreflect.StringKind || kind == protoreflect.BytesKind
 }
 
-// shorten returns the beginning of a string or of bytes, and whether there is more. What is kept of a string is a copy: the
-// rest must not stay in memory.
+// shorten returns the beginning of a string or of bytes, and whether the value was longer. It copies a string, so that the
+// rest does not stay in memory.
 func shorten(v protoreflect.Value, kind protoreflect.Kind, most int) (protoreflect.Value, bool) {
 	if kind == protoreflect.BytesKind {
 		b := v.Bytes()

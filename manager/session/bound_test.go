@@ -89,7 +89,7 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	}
 }
 
-// floodingAgent sends a report that is larger than any.
+// floodingAgent sends a report that exceeds all limits.
 type floodingAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
 	ended chan error

@@ -10,9 +10,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// withoutFigures encodes a report without the figures that change all the time: the host's load, and the processor time
-// and memory of its guests. No decision depends on them. Comparing encodings takes a fraction of the time of comparing
-// messages. The caller must be the only one that holds the report.
+// withoutFigures encodes a report without the figures that change all the time: the host's load, and the processor time and
+// memory of its guests. No decision depends on these figures. Comparing encodings takes a fraction of the time of comparing
+// messages. The caller must be the only user of the report.
 func withoutFigures(o *v1.HostObserved) ([]byte, error) {
 	load := o.Load
 	defer func() { o.Load = load }()
@@ -25,7 +25,7 @@ func withoutFigures(o *v1.HostObserved) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(o)
 }
 
-// keepInfo makes a report share the host's information with the report before if both are equal.
+// keepInfo makes a report share the previous report's host information if both are equal.
 func keepInfo(o, before *v1.HostObserved) {
 	if info := before.GetInfo(); info != nil && proto.Equal(o.Info, info) {
 		o.Info = info
@@ -45,8 +45,8 @@ func (s *Sessions) notify() {
 	}
 }
 
-// Subscribe returns a channel that holds a token if, since the last receive, a host has connected, disconnected, or
-// reported a change other than in its figures. It is for one consumer, until ctx ends.
+// Subscribe returns a channel that holds a token if, since the last receive, a host has connected, disconnected, or reported
+// a change other than in its figures. The channel is for one consumer, until ctx ends.
 func (s *Sessions) Subscribe(ctx context.Context) <-chan struct{} {
 	ch := make(chan struct{}, 1)
 	s.mu.Lock()

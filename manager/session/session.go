@@ -31,22 +31,22 @@ var errClosed = errors.New("this manager is ending")
 // Sessions are the connected agents and the last report of each host. When a connection ends, the host's last report
 // stays.
 type Sessions struct {
-	// Accept reports whether a host may connect now. The agent learns its error; a *hostlink.Refusal may name another
-	// manager. Accept is called at each connection. It must not call Sessions, whose lock is held, so that no host is
-	// dropped between its answer and the session.
+	// Accept reports whether a host may connect now. The agent gets its error; a *hostlink.Refusal may name another manager.
+	// Each connection calls Accept. Sessions holds its lock during the call, so that no host is dropped between Accept's
+	// answer and the session. Accept must therefore not call Sessions.
 	Accept func(ca.Identity) error
 	// Log is nil for slog.Default().
 	Log *slog.Logger
-	// Sampled gets each sample of a connected host; nil: samples are not asked for. It may keep the sample.
+	// Sampled gets each sample of a connected host, and may keep the sample. If it is nil, samples are not requested.
 	Sampled func(host string, sample *v1.HostSample)
-	// Told, if it is set, is called when a host's session begins, and, with the reason, when one is refused or has to wait.
-	Told func(id ca.Identity, address string, err error)
+	// OnSession, if set, is called when a host's session begins, and, with the reason, when a session is refused or has to wait.
+	OnSession func(id ca.Identity, address string, err error)
 
-	agents watariv1connect.AgentServiceClient // of the session that is in a call's context (withSession)
+	agents watariv1connect.AgentServiceClient // for the session in a call's context (withSession)
 
 	mu     sync.Mutex
 	hosts  map[string]*host
-	open   map[*session]bool // all of them, those too that are not their host's
+	open   map[*session]bool // all sessions, also those that wait to become their host's session
 	subs   []chan struct{}
 	closed bool
 }
@@ -62,20 +62,20 @@ type host struct {
 	wanted    *v1.HostWanted
 }
 
-// session is one connection. It is its host's from its first report on.
+// session is one connection. Its first report makes it its host's session, unless takeOver makes it wait.
 type session struct {
 	id     ca.Identity
 	name   string // of the host
 	key    []byte // hash of the host's public key
-	from   string // whose session it is, as its last report says: an instance of an agent, or the host's boot
-	waits  bool   // people were told that another session has to end first
+	from   string // source of its last report: an instance of an agent, or the host's boot
+	waits  bool   // OnSession was called: another session has to end first
 	conn   *tls.Conn
 	client *http.Client
 	wake   chan struct{} // holds a token when wanted was replaced
 	cancel context.CancelFunc
 }
 
-// New makes an empty set of sessions. accept may be nil: every host with a certificate.
+// New makes an empty set of sessions. A nil accept accepts every host that has a certificate.
 func New(accept func(ca.Identity) error, log *slog.Logger) *Sessions {
 	if log == nil {
 		log = slog.Default()
@@ -138,7 +138,7 @@ func explain(err error) string {
 	}
 }
 
-// mostSessions bounds the sessions of a host, of which one is its own and the others wait.
+// mostSessions bounds the sessions of a host: one is the host's session, the others wait.
 const mostSessions = 8
 
 // begin opens a session, if Accept permits it. It refuses after Close.
@@ -166,9 +166,9 @@ func (s *Sessions) begin(ses *session) error {
 	return nil
 }
 
-// takeOver makes ses the host's session, and reports whether it is. An earlier session ends if it is from the same instance of the agent,
-// and has the same key. Otherwise it may be that of the host itself, and ses that of a copy of the host's disk: then the earlier one stays
-// until it ends by itself, as that of an agent does that was started anew. s.mu is held.
+// takeOver makes ses the host's session, and reports whether ses now is. It closes an earlier session that is from the same
+// instance of the agent and has the same key. Any other earlier session stays until it ends by itself, because it may belong
+// to the host, and ses to a copy of the host's disk. The session of a restarted agent also waits in this way. s.mu is held.
 func (s *Sessions) takeOver(ses *session, from string) bool {
 	if !s.open[ses] {
 		return false // it was closed meanwhile
@@ -199,10 +199,10 @@ func (s *Sessions) takeOver(ses *session, from string) bool {
 	return true
 }
 
-// tell calls Told.
+// tell calls OnSession.
 func (s *Sessions) tell(ses *session, err error) {
-	if s.Told != nil {
-		s.Told(ses.id, ses.conn.RemoteAddr().String(), err)
+	if s.OnSession != nil {
+		s.OnSession(ses.id, ses.conn.RemoteAddr().String(), err)
 	}
 }
 
@@ -212,7 +212,7 @@ func (s *Sessions) close(ses *session) {
 	ses.conn.NetConn().Close() // closing TLS would wait for the other end
 }
 
-// closeAll closes the sessions of a host; of all, if host is empty. s.mu is held.
+// closeAll closes the sessions of a host, or all sessions if host is empty. s.mu is held.
 func (s *Sessions) closeAll(host string) {
 	for ses := range s.open {
 		if host == "" || ses.name == host {
@@ -240,7 +240,7 @@ func (s *Sessions) end(ses *session) {
 	}
 }
 
-// host returns the state of a host, and makes it if it is missing. s.mu is held.
+// host returns the state of a host, and creates it if it is missing. s.mu is held.
 func (s *Sessions) host(name string) *host {
 	if s.hosts[name] == nil {
 		s.hosts[name] = &host{}
@@ -285,15 +285,15 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 }
 
 const (
-	// samplePause is the least time between two samples that are taken from a host in the long run, whatever it sends. A host
-	// sends one a second, and one more at once when its owner comes back: sampleBurst are taken without a pause.
+	// samplePause is the least time between two samples that the manager takes from a host in the long run. A host sends one
+	// sample a second, and another one at once when its owner comes back: sampleBurst samples are taken without a pause.
 	samplePause = 500 * time.Millisecond
 	sampleBurst = 2
-	// sampleAgain is the time after which a host whose samples have ended is asked again.
+	// sampleAgain is the pause before samples are requested again from a host whose stream of samples has ended.
 	sampleAgain = 10 * time.Second
 )
 
-// followSamples passes the host's samples on until the connection ends. An agent of an earlier version has none.
+// followSamples passes the host's samples on until the connection ends. Agents of earlier versions send no samples.
 func (s *Sessions) followSamples(ctx context.Context, ses *session) {
 	pace := rate.NewLimiter(rate.Every(samplePause), sampleBurst)
 	for ctx.Err() == nil {
@@ -322,7 +322,7 @@ func (s *Sessions) takeSamples(ctx context.Context, ses *session, pace *rate.Lim
 	return stream.Err()
 }
 
-// isHosts reports whether ses is its host's session.
+// isHosts reports whether ses is the session of its host.
 func (s *Sessions) isHosts(ses *session) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -377,7 +377,7 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	h := s.hosts[ses.name]
 	known := err == nil && h != nil && bytes.Equal(fixed, h.fixed)
 	s.mu.Unlock()
-	if !known && bound(observed) { // what is known has been bounded already
+	if !known && bound(observed) { // a report that equals the last one was bounded already
 		fixed, err = withoutFigures(observed)
 	}
 	s.mu.Lock()
@@ -402,8 +402,8 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	}
 }
 
-// Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older
-// term than the last. It sends no orders before the host's first report in a session, and repeats none in a new
+// Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older term
+// than the last. It sends no orders before the host's first report in a session, and does not repeat earlier orders in a new
 // session: the host may have rebooted, so the caller must read the new report first.
 func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	s.mu.Lock()
@@ -421,11 +421,11 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	}
 }
 
-// Observed returns a host's last report, whether the host is connected, and since when it is or is not (zero: it never
-// was). The report is nil if the host has sent none since the manager began. It is shared: do not change it. A host
-// counts as connected from its first report on, so a connected host's report is never older than its connection. While
-// reports differ only in figures, Observed returns the first of them, so that readers see a change by the pointer; Load
-// is of the last report. A report's info is the same pointer as in the report before if both are equal.
+// Observed returns a host's last report, whether the host is connected, and since when (zero: it never was connected). The
+// report is nil if the host has sent none since the manager began. The report is shared: do not change it. A host counts as
+// connected from its first report on, so a connected host's report is never older than its connection. While reports differ
+// only in figures, Observed returns the first of them: readers detect a change by the pointer. Load returns the figures of
+// the last report. Reports with equal info share one info pointer.
 func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -436,7 +436,7 @@ func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.
 	return h.observed, h.since, h.connected
 }
 
-// Load returns the load that a host reported last; nil: none.
+// Load returns the load that a host reported last, or nil.
 func (s *Sessions) Load(name string) *v1.HostLoad {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -91,7 +91,7 @@ func (l *lab) await(what string, cond func() bool) {
 	}
 }
 
-// fakeAgent reports the generation it was last told, and knows one path beside AgentService.
+// fakeAgent reports the generation of its last orders, and serves one path beside AgentService.
 type fakeAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
 	told     chan *v1.HostWanted
@@ -100,7 +100,7 @@ type fakeAgent struct {
 	samples  []*v1.HostSample
 	boot     string
 	instance string
-	repeats  bool // it reports again and again, and hears nothing
+	repeats  bool // it keeps sending reports and reads no orders
 }
 
 func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
@@ -157,7 +157,7 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 		t.Fatalf("observed %v", o)
 	}
 	l.sessions.Send("a1", &v1.HostWanted{Term: 2, Generation: 7})
-	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 9}) // a leader of the past
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 9}) // from an earlier leader
 	l.await("a1 reports generation 7", func() bool { o, _, _ := l.sessions.Observed("a1"); return o.Generation == 7 })
 
 	client, err := l.sessions.HTTPClient("a1")
@@ -187,7 +187,7 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	}
 }
 
-// A sample that comes early, since an owner has come back, is taken at once; but a host cannot flood the manager.
+// A sample that comes early because an owner came back is taken at once, but a host cannot flood the manager.
 func TestSamplesAreTakenAtAPace(t *testing.T) {
 	l := newLab(t, nil)
 	times := make(chan time.Time, 100)
@@ -249,8 +249,8 @@ func TestSamplesComeBesideTheReports(t *testing.T) {
 	}
 }
 
-// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and
-// nothing is sent before it has reported in this session.
+// A host that reconnects may have rebooted. The manager does not repeat earlier orders by itself, and sends nothing before
+// the host has reported in the new session.
 func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
@@ -275,7 +275,7 @@ func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	}
 }
 
-// The first orders of a session are complete. Later ones say only what has changed, if the agent understands that.
+// The first orders of a session are complete. Later orders contain only the changes, if the agent supports that.
 func TestOrdersSayWhatHasChanged(t *testing.T) {
 	peers := []*v1.Peer{{Name: "md-0"}, {Name: "md-1"}}
 	order := func(generation uint64, guests ...*v1.GuestWanted) *v1.HostWanted {
@@ -356,18 +356,18 @@ func TestNewestSessionWins(t *testing.T) {
 	<-f.told
 }
 
-// copyOf returns another agent, which says that it is in a boot.
+// copyOf returns another agent with the given boot id.
 func copyOf(boot string) *fakeAgent {
 	f := newFakeAgent()
 	f.boot, f.repeats = boot, true
 	return f
 }
 
-// TestACopyOfAHostWaits starts a second machine with the disk of the first, and thus with its key, in a boot of its own.
+// TestACopyOfAHostWaits starts a second machine with the disk of the first. It has the same key and another boot id.
 func TestACopyOfAHostWaits(t *testing.T) {
 	l := newLab(t, nil)
 	told := make(chan error, 10)
-	l.sessions.Told = func(_ ca.Identity, _ string, err error) { told <- err }
+	l.sessions.OnSession = func(_ ca.Identity, _ string, err error) { told <- err }
 	config, other := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	first, cancel := context.WithCancel(t.Context())
 	f := newFakeAgent()
@@ -463,7 +463,7 @@ func TestAnAgentAcceptedJustBeforeAllIsResetDoesNotStay(t *testing.T) {
 		close(reset)
 	}()
 	select {
-	case <-reset: // it did not wait for the session that is about to begin
+	case <-reset: // Reset did not wait for the session that is about to begin
 	case <-time.After(50 * time.Millisecond):
 	}
 	answer <- true
@@ -475,7 +475,7 @@ func TestAnAgentAcceptedJustBeforeAllIsResetDoesNotStay(t *testing.T) {
 	}
 }
 
-// TestSilenceIsNoticed cuts the path without closing anything, as a crashed host or a cut WAN does.
+// TestSilenceIsNoticed cuts the path without closing anything, like a crashed host or a broken WAN.
 func TestSilenceIsNoticed(t *testing.T) {
 	l := newLab(t, nil)
 	var cut atomic.Bool
@@ -514,7 +514,7 @@ func TestSilenceIsNoticed(t *testing.T) {
 	<-ended // the agent notices, too
 }
 
-// forward copies until cut, and then swallows.
+// forward copies data until cut is set, and then drops it.
 func forward(from, to net.Conn, cut *atomic.Bool) {
 	buf := make([]byte, 4096)
 	for {

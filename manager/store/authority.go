@@ -13,14 +13,14 @@ import (
 
 const authorityKey = root + "authority"
 
-// authorityRecord is what authorityKey holds, as JSON.
+// authorityRecord is the value of authorityKey, as JSON.
 type authorityRecord struct {
 	Certificate []byte `json:"certificate"`
 	Key         []byte `json:"key"`
 }
 
-// Authority returns the authority's certificate and key, PEM. The first manager that calls it makes and stores them, together
-// with the objects that a new installation has from the beginning.
+// Authority returns the authority's certificate and key, PEM. The first manager that calls it makes and stores them,
+// together with the initial objects of a new installation.
 func (s *Store) Authority(ctx context.Context, make func() (certificate, key []byte, err error), first ...Object) (certificate, key []byte, err error) {
 	for {
 		got, err := s.client.Get(ctx, authorityKey)
@@ -65,7 +65,7 @@ func (s *Store) Authority(ctx context.Context, make func() (certificate, key []b
 	}
 }
 
-// SealAuthority replaces the authority's key by the encrypted one, unless another has done so.
+// SealAuthority replaces the authority's key by the encrypted one, unless another manager has already done so.
 func (s *Store) SealAuthority(ctx context.Context, certificate, key, sealed []byte) error {
 	was, err := json.Marshal(authorityRecord{certificate, key})
 	if err != nil {

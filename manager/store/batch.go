@@ -13,7 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Change is operations that are made together or not at all.
+// Change is a set of operations that are made together or not at all.
 type Change []Op
 
 // Bounds of one etcd transaction that Batch makes.
@@ -154,7 +154,7 @@ func (b *batch) commit(ctx context.Context, changes []indexed) error {
 			puts = append(puts, put)
 			events++
 		}
-		each = append(each, clientv3.OpTxn(c.compares, puts, c.looks))
+		each = append(each, clientv3.OpTxn(c.compares, puts, c.reads))
 	}
 	resp, err := b.store.client.Txn(ctx).If(led...).Then(each...).Commit()
 	switch {

@@ -67,7 +67,7 @@ func TestARefusedChangeDoesNotStopTheOthers(t *testing.T) {
 	}
 }
 
-// TestChangesOfOneObjectAreMadeInTheirOrder has changes of a batch touch what others before them write.
+// TestChangesOfOneObjectAreMadeInTheirOrder makes changes of a batch touch objects that earlier changes write.
 func TestChangesOfOneObjectAreMadeInTheirOrder(t *testing.T) {
 	s := open(t, t.TempDir())
 	defer s.Close()
@@ -204,7 +204,7 @@ func TestAChangeThatIsTooLargeDoesNotStopTheOthers(t *testing.T) {
 	}
 }
 
-// TestChangesThatAreTooLargeTogetherAreMadeOneByOne has an etcd refuse a batch though each of its changes fits.
+// TestChangesThatAreTooLargeTogetherAreMadeOneByOne makes etcd refuse a batch although each of its changes fits.
 func TestChangesThatAreTooLargeTogetherAreMadeOneByOne(t *testing.T) {
 	s := open(t, t.TempDir())
 	defer s.Close()

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// benchmarkGuests opens a store that has so many guests.
+// benchmarkGuests opens a store that has n guests.
 func benchmarkGuests(b *testing.B, n int) *Store {
 	s := open(b, b.TempDir())
 	b.Cleanup(func() { s.Close() })
@@ -25,7 +25,7 @@ func benchmarkGuests(b *testing.B, n int) *Store {
 	return s
 }
 
-// place has the i-th guest placed, as a change with its event.
+// place returns the placement of the i-th guest, as a change with its event.
 func place(s *Store, i int) Change {
 	g := proto.CloneOf(s.Snapshot().Guests[fmt.Sprintf("md-%d", i)])
 	g.Host = "a1"

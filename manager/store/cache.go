@@ -19,7 +19,7 @@ import (
 // Snapshot is all objects at one revision. It is shared and never changes.
 type Snapshot = core.Objects
 
-// HoldName is the name of the one Hold that there is.
+// HoldName is the name of the only Hold.
 const HoldName = core.HoldName
 
 type subscriber struct {
@@ -30,7 +30,7 @@ type subscriber struct {
 type cache struct {
 	mu      sync.Mutex
 	snap    *Snapshot
-	moved   chan struct{} // closed and replaced whenever snap is replaced replaced
+	moved   chan struct{} // closed and replaced whenever snap is replaced
 	subs    []subscriber
 	history history
 }

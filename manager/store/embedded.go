@@ -158,7 +158,7 @@ func isNoSpace(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoSpace) || err != nil && strings.Contains(err.Error(), "database space exceeded")
 }
 
-// isTooLarge tells etcd's refusal of a request for its size, and that of the connection to it.
+// isTooLarge reports whether etcd, or the connection to it, refused a request because of its size.
 func isTooLarge(err error) bool {
 	return errors.Is(err, rpctypes.ErrRequestTooLarge) ||
 		err != nil && (strings.Contains(err.Error(), "request is too large") || strings.Contains(err.Error(), "trying to send message larger than max"))

@@ -17,7 +17,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// outside starts an etcd of its own and returns its endpoint.
+// outside starts a separate etcd and returns its endpoint.
 func outside(t *testing.T) (endpoint string, server *embed.Etcd) {
 	t.Helper()
 	return outsideWith(t, maxTxnOps)
@@ -73,7 +73,7 @@ func TestTwoManagersOneLeads(t *testing.T) {
 		term, _, err := m2.Lead(ctx, "https://m2")
 		second <- won{term, err}
 	}()
-	// The other sees who leads, and all that was written.
+	// The other manager sees who leads, and all writes.
 	for m2.Snapshot().Leader != "https://m1" || m2.Snapshot().Users["ann"] == nil {
 		if err := m2.cache.wait(ctx, m2.Snapshot().Revision+1); err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestTheOfficeIsGivenUpWithItsContext(t *testing.T) {
 	}
 }
 
-// TestDeposedLeaderCannotWrite has the first leader's lease end without its knowing.
+// TestDeposedLeaderCannotWrite makes the first leader's lease end unnoticed.
 func TestDeposedLeaderCannotWrite(t *testing.T) {
 	endpoint, _ := outside(t)
 	ctx := testContext(t)

@@ -132,10 +132,10 @@ func (k Kind[T]) List(ctx context.Context, s *Store) ([]T, error) {
 	return list, nil
 }
 
-// Create stores a new object, filling its uid and creation time where they are missing; ErrExists.
+// Create stores a new object, and fills in a missing uid and creation time; ErrExists.
 func (k Kind[T]) Create(ctx context.Context, s *Store, o T) error { return s.Txn(ctx, Create(o)) }
 
-// Update replaces the object that was read at o's revision; ErrConflict when it changed since, ErrNotFound.
+// Update replaces the object that was read at o's revision; ErrConflict if it has changed since, ErrNotFound.
 func (k Kind[T]) Update(ctx context.Context, s *Store, o T) error { return s.Txn(ctx, Update(o)) }
 
 // Delete removes the object that was read at o's revision; ErrConflict, ErrNotFound.

@@ -16,11 +16,11 @@ import (
 const (
 	termKey     = root + "leader/term"
 	electionKey = root + "leader/election"
-	// leaseSeconds is the time after which a dead leader loses its office.
+	// leaseSeconds is the time after which a dead leader loses leadership.
 	leaseSeconds = 6
 )
 
-// termRecord is what termKey holds, as JSON.
+// termRecord is the value of termKey, as JSON.
 type termRecord struct {
 	Term   uint64 `json:"term"`
 	ID     string `json:"id,omitempty"` // empty: an older version began the term
@@ -72,7 +72,7 @@ func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan
 		case <-ctx.Done():
 		case <-s.life.Done():
 		}
-		session.Close() // resign at once; otherwise the office lasts until the lease's end
+		session.Close() // resign at once; otherwise leadership lasts until the lease's end
 	})
 	return term, session.Done(), nil
 }
@@ -122,8 +122,9 @@ func (s *Store) beginTerm(ctx context.Context, name string, conditions ...client
 	}
 }
 
-// Confirm returns nil if this process leads: no other process has begun to lead before this call. It fails with ErrNotLeader if one
-// has. What etcd answers is agreed upon by most of its members, so a process that is cut off from them learns nothing.
+// Confirm returns nil if this process leads: no other process has begun to lead before this call. Otherwise it fails with
+// ErrNotLeader. etcd's answer is agreed upon by most of its members, so a process that is disconnected from them gets no
+// answer.
 func (s *Store) Confirm(ctx context.Context) error {
 	led := s.fence()
 	got, err := s.client.Get(ctx, termKey, clientv3.WithKeysOnly())

@@ -8,8 +8,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// An object that cannot be read is never taken for absent: what was read of it stays, it is named, and a person can set it
-// aside.
+// An object that cannot be read never counts as absent: its last readable version stays in the snapshot, errors name it, and
+// a person can set it aside.
 func TestAnObjectThatCannotBeReadIsNotAbsent(t *testing.T) {
 	dir, ctx := t.TempDir(), testContext(t)
 	s := open(t, dir)

@@ -33,13 +33,13 @@ var (
 	ErrNotLeader = errors.New("another manager leads now")
 	// ErrNoSpace: the disk (or etcd's quota) is full; nothing was written.
 	ErrNoSpace = errors.New("no space left for the manager's state")
-	// ErrTooLarge: etcd never takes this change, whatever others it takes; nothing of it was written.
+	// ErrTooLarge: etcd will never accept this change, even without others; nothing of it was written.
 	ErrTooLarge = errors.New("the change is too large for etcd")
-	// ErrWrite: etcd failed or did not answer. The reason does not lie in the change.
+	// ErrWrite: etcd failed or did not answer. The change is not the reason.
 	ErrWrite = errors.New("write to etcd")
 )
 
-// Config says where the objects are.
+// Config has the location of the objects and the store's settings.
 type Config struct {
 	// Dir holds the embedded etcd's data (made with mode 0700). Unused when Endpoints are given.
 	Dir string
@@ -60,7 +60,7 @@ type Store struct {
 	server *embed.Etcd // nil: an outside etcd
 	client *clientv3.Client
 	maxOps int // operations that etcd accepts in one transaction
-	// maxBytes is what etcd takes in one request.
+	// maxBytes is the largest request that etcd accepts.
 	maxBytes int
 	cache    *cache
 	life     context.Context // ends with Close

@@ -1,7 +1,7 @@
 package store
 
-// terms.go - keeps a record of every term. By these a manager detects that its store is older than what hosts have
-// seen.
+// terms.go - keeps a record of every term. With these records, a manager detects that its store is older than what hosts
+// have seen.
 
 import (
 	"context"

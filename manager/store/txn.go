@@ -35,7 +35,7 @@ type Op struct {
 	event  *v1.Event
 }
 
-// Create adds an object that must not exist; its uid and creation time are filled where they are missing.
+// Create adds an object that must not exist, and fills in a missing uid and creation time.
 func Create(o Object) Op { return Op{action: create, object: o} }
 
 // Update replaces an object that must still be at o's meta.revision.
@@ -50,7 +50,7 @@ func Expect(o Object) Op { return Op{action: expect, object: o} }
 // Record adds an event to the history in the same transaction as its change.
 func Record(e *v1.Event) Op { return Op{action: record, event: e} }
 
-// Operations returns the operations of a decision, with its events.
+// Operations returns the operations of a decision's change, with its events.
 func Operations(change core.Change) Change {
 	ops := make(Change, 0, len(change.Ops)+len(change.Events))
 	for _, op := range change.Ops {
@@ -76,7 +76,7 @@ func Operations(change core.Change) Change {
 // reason. After another error, such as a timeout, the changes may have been written or not.
 func (s *Store) Txn(ctx context.Context, ops ...Op) error { return s.Batch(ctx, []Change{ops})[0] }
 
-// txn is one change in etcd's terms.
+// txn is one change, encoded for etcd.
 type txn struct {
 	events   []*v1.Event
 	ops      []Op     // all but the events
@@ -84,12 +84,12 @@ type txn struct {
 	names    []string // of ops, for messages
 	compares []clientv3.Cmp
 	puts     []clientv3.Op
-	looks    []clientv3.Op // to explain a refusal, one for each of ops
+	reads    []clientv3.Op // reads that explain a refusal, one for each of ops
 	bytes    int           // its approximate size in etcd's request
 }
 
-// newTxn encodes a change, and refuses one that etcd would refuse for its size. The revisions that it compares are
-// those that the objects have now.
+// newTxn encodes a change, and refuses one that etcd would refuse because of its size. It compares with the revisions that
+// the objects have now.
 func (s *Store) newTxn(change Change) (*txn, error) {
 	t := &txn{}
 	for _, op := range change {
@@ -148,7 +148,7 @@ func (t *txn) add(op Op) error {
 	t.ops = append(t.ops, op)
 	t.keys = append(t.keys, key)
 	t.names = append(t.names, kind+" "+meta.Name)
-	t.looks = append(t.looks, clientv3.OpGet(key, clientv3.WithKeysOnly()))
+	t.reads = append(t.reads, clientv3.OpGet(key, clientv3.WithKeysOnly()))
 	t.bytes += 3*len(key) + 64
 	return nil
 }
@@ -174,9 +174,9 @@ func (t *txn) addEvent(e *v1.Event) {
 	t.bytes += proto.Size(e) + 64
 }
 
-// latest is the newest revision among the keys looked at.
-func latest(looks []*etcdserverpb.ResponseOp) (rev int64) {
-	for _, look := range looks {
+// latest returns the newest revision among the keys that were read.
+func latest(reads []*etcdserverpb.ResponseOp) (rev int64) {
+	for _, look := range reads {
 		for _, kv := range look.GetResponseRange().Kvs {
 			rev = max(rev, kv.ModRevision)
 		}
@@ -194,9 +194,9 @@ func encode(o Object) ([]byte, error) {
 }
 
 // explain turns a refused transaction into the error of the first comparison that failed.
-func (t *txn) explain(looks []*etcdserverpb.ResponseOp) error {
+func (t *txn) explain(reads []*etcdserverpb.ResponseOp) error {
 	for i, op := range t.ops {
-		kvs := looks[i].GetResponseRange().Kvs
+		kvs := reads[i].GetResponseRange().Kvs
 		switch {
 		case op.action == create && len(kvs) > 0:
 			return fmt.Errorf("create %s: %w", t.names[i], ErrExists)

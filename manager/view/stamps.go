@@ -49,7 +49,7 @@ func (v *Stamps) Shown(s *store.Snapshot, r core.Reports) (shown []core.Shown, p
 			continue
 		}
 		if err := v.verify(host, report.Stamp); err != nil {
-			problems = append(problems, fmt.Sprintf("host %s shows a stamp that is not taken for true: %v; its agent's state was damaged or forged", host, err))
+			problems = append(problems, fmt.Sprintf("host %s shows a stamp that is not genuine: %v; its agent's state was damaged or forged", host, err))
 			continue
 		}
 		shown = append(shown, core.Shown{Host: host, Stamp: report.Stamp})

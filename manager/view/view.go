@@ -146,7 +146,7 @@ func Migration(s *core.Objects, r core.Reports, name string) *v1.Migration {
 	return m
 }
 
-// Volume returns a volume as people see it: with the disk that it uses, and whether its host is there; nil: there is none.
+// Volume returns a volume with the size of its disk in use, and whether its host is connected; nil: it does not exist.
 func Volume(s *core.Objects, r core.Reports, name string) *v1.Volume {
 	v := s.Volumes[name]
 	if v == nil {

@@ -10,7 +10,7 @@ import (
 	"watari/core"
 )
 
-// nobody is connected.
+// nobody reports no connected host.
 type nobody struct{}
 
 func (nobody) Observed(string) (*v1.HostObserved, time.Time, bool) { return nil, time.Time{}, false }

@@ -1,4 +1,5 @@
-// Package webconsole has the files of the web console: a page, its styles and its scripts. They need no build, and nothing from elsewhere.
+// Package webconsole has the files of the web console: a page, its styles and its scripts. They need no build, and load
+// nothing from elsewhere.
 package webconsole
 
 import (
@@ -10,7 +11,7 @@ import (
 //go:embed files
 var files embed.FS
 
-// policy lets the page load only what this manager serves, and no other page show it.
+// policy lets the page load only what this manager serves, and lets no other page embed it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 
 // Handler serves the files.

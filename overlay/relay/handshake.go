@@ -22,13 +22,13 @@ func newChecker(public Key) checker {
 	return checker{blake2s.Sum256(append([]byte("mac1----"), public[:]...))}
 }
 
-// isHandshake reports whether a packet begins a session.
+// isHandshake reports whether a packet is a handshake message.
 func isHandshake(packet []byte) bool {
 	return len(packet) == sizeInitiation && packet[0] == typeInitiation || len(packet) == sizeResponse && packet[0] == typeResponse
 }
 
-// handshakeFor reports whether a packet is a handshake for the host: its first code, which precedes the second at the end, is
-// made with the host's public key.
+// handshakeFor reports whether a packet is a handshake for the host. The first of the two codes at its end is made with the
+// host's public key.
 func (c checker) handshakeFor(packet []byte) bool {
 	if !isHandshake(packet) {
 		return false

@@ -1,7 +1,7 @@
 package relay
 
-// offload.go - has the kernel join packets of one size and one origin, and divide them again (UDP GRO and GSO), so that they pass
-// the relay together. WireGuard sends a stream's packets so.
+// offload.go - makes the kernel join packets of the same size and origin, and divide them again (UDP GRO and GSO), so that
+// they pass the relay together. WireGuard sends a stream's packets in this way.
 
 import (
 	"encoding/binary"
@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSize is the size of the kernel's remark about joined packets, bytes.
+// controlSize is the size of the control message about joined packets, bytes.
 var controlSize = unix.CmsgSpace(4)
 
-// joinPackets has the kernel join packets. A kernel that cannot delivers them one by one.
+// joinPackets makes the kernel join packets. If the kernel cannot, it delivers them one by one.
 func joinPackets(conn *net.UDPConn) {
 	if raw, err := conn.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_GRO, 1) })
 	}
 }
 
-// joined returns the size of each of a message's packets, except the last, which may be smaller; 0: it is one packet.
+// joined returns the size of the packets in a message (the last one may be smaller); 0: the message is one packet.
 func joined(control []byte) int {
 	list, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -37,13 +37,13 @@ func joined(control []byte) int {
 	return 0
 }
 
-// packets are packets of one size that go the same way, or one packet.
+// packets are packets of one size in the same direction, or one packet.
 type packets struct {
 	data []byte
-	size int // of each; 0: it is one packet
+	size int // of each packet; 0: it is one packet
 }
 
-// split splits a message into packets that go the same way: all, unless a handshake may be among them.
+// split splits a message into groups of packets that go the same way: one group, unless a packet may be a handshake.
 func split(data []byte, size int) []packets {
 	if size <= 0 || size >= len(data) {
 		return []packets{{data, 0}}
@@ -74,7 +74,7 @@ func (p packets) message(to netip.AddrPort) ipv4.Message {
 	return m
 }
 
-// divided returns a message's packets one by one.
+// divided returns the packets of a message one by one.
 func divided(m ipv4.Message) (list []ipv4.Message) {
 	size := int(binary.NativeEndian.Uint16(m.OOB[unix.CmsgLen(0):]))
 	to := m.Addr.(*net.UDPAddr).AddrPort()

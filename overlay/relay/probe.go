@@ -1,7 +1,7 @@
 package relay
 
-// probe.go - asks other hosts' relays for an answer, and answers them. A probe and its answer have the same size, and an answer
-// repeats the probe's number, so that neither a forged address nor a forged answer gains anything.
+// probe.go - probes other hosts' relays, and answers their probes. A probe and its answer have the same size, and an answer
+// repeats the probe's number. So neither a forged address nor a forged answer gains anything.
 
 import (
 	"bytes"
@@ -38,13 +38,13 @@ type Target struct {
 // Answer is what is known of a host that was probed.
 type Answer struct{ Answers, Steady bool }
 
-// target is a Target and what is known of it.
+// target is a Target and its results.
 type target struct {
 	Target
 	number   [numberSize]byte // of the last probe
 	asked    time.Time
-	answered time.Time // the last time
-	begun    time.Time // since when there was no gap
+	answered time.Time // time of the last answer
+	begun    time.Time // since when there has been no gap
 	told     Answer
 }
 
@@ -54,7 +54,7 @@ func (t *target) at(now time.Time) (a Answer) {
 	return a
 }
 
-// Probe replaces the targets. What is known of those that stay is kept.
+// Probe replaces the targets. It keeps the results of targets that remain.
 func (r *Relay) Probe(targets []Target) {
 	r.mu.Lock()
 	before := r.targets
@@ -70,7 +70,7 @@ func (r *Relay) Probe(targets []Target) {
 	r.ask(time.Now())
 }
 
-// Answers returns what is known of each target.
+// Answers returns the result for each target.
 func (r *Relay) Answers() map[string]Answer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,7 +81,7 @@ func (r *Relay) Answers() map[string]Answer {
 	return answers
 }
 
-// ask probes the targets whose turn it is.
+// ask sends the probes that are due.
 func (r *Relay) ask(now time.Time) {
 	r.mu.Lock()
 	changed := false
@@ -104,7 +104,7 @@ func (r *Relay) ask(now time.Time) {
 	}
 }
 
-// tell notes what is known now, and reports whether that has changed.
+// tell updates the result, and reports whether it has changed.
 func (t *target) tell(now time.Time) bool {
 	a := t.at(now)
 	changed := a != t.told
@@ -119,7 +119,7 @@ func probePacket(kind byte, number [numberSize]byte, to tag) []byte {
 	return append(packet, to[:]...)
 }
 
-// answer answers probes, and takes answers, until the port is closed.
+// answer answers probes, and handles answers, until the port is closed.
 func (r *Relay) answer() {
 	buffer := make([]byte, 2048)
 	for {

@@ -1,5 +1,5 @@
-// Package relay is a host's relay: it forwards WireGuard's packets between pairs of hosts that do not reach each other, as the
-// manager says, and asks other hosts' relays whether they answer. It cannot read what it forwards, since it has no keys, and
+// Package relay is a host's relay. It forwards WireGuard's packets between pairs of hosts that do not reach each other, as
+// the manager orders, and probes whether other hosts' relays answer. It cannot read the packets, since it has no keys, and
 // forwards nothing else. docs/design/relay.md describes the design and its reasons.
 package relay
 
@@ -26,7 +26,7 @@ import (
 // Key is a WireGuard public key.
 type Key [32]byte
 
-// Pair are two hosts, known by their keys, that send to one port.
+// Pair is two hosts, known by their keys, that send to one port.
 type Pair struct {
 	Port uint16
 	A, B Key
@@ -36,10 +36,10 @@ type Pair struct {
 type Config struct {
 	Own  Key    // this host's
 	Port uint16 // where it answers probes
-	// File keeps the pairs and the addresses of their hosts, so that a new agent goes on where the old one ended. It must not
-	// outlive a boot.
+	// File stores the pairs and the addresses of their hosts, so that a restarted agent continues. It must not outlive a
+	// boot.
 	File    string
-	Changed func() // called when what Answers returns has changed
+	Changed func() // called when the result of Answers has changed
 	Log     *slog.Logger
 }
 
@@ -65,7 +65,7 @@ type forwarder struct {
 // side is one host of a pair.
 type side struct {
 	check   checker
-	address netip.AddrPort // where its packets come from; zero: not known yet
+	address netip.AddrPort // source address of its packets; zero: not known yet
 }
 
 // kept is an element of the file.
@@ -74,7 +74,7 @@ type kept struct {
 	Addresses [2]netip.AddrPort
 }
 
-// Open opens the port for probes, and goes on with the pairs in the file.
+// Open opens the port for probes, and continues with the pairs in the file.
 func Open(config Config) (*Relay, error) {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(config.Port)})
 	if err != nil {
@@ -144,7 +144,7 @@ func (r *Relay) Problems() (problems []string) {
 	return problems
 }
 
-// open begins to forward. The caller holds r.mu, or is the only one.
+// open begins to forward. The caller holds r.mu, or no other goroutine knows r.
 func (r *Relay) open(pair Pair, addresses [2]netip.AddrPort) {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(pair.Port)})
 	if err != nil {
@@ -188,7 +188,8 @@ const (
 	largest = 64 << 10
 )
 
-// run forwards until the socket is closed. lock guards the addresses against keep; learnt is called after one has changed.
+// run forwards until the socket is closed. lock guards the addresses against keep; learnt is called after an address has
+// changed.
 func (f *forwarder) run(learnt func(), lock *sync.Mutex) {
 	joinPackets(f.conn)
 	conn := ipv4.NewPacketConn(f.conn)
@@ -203,7 +204,7 @@ func (f *forwarder) run(learnt func(), lock *sync.Mutex) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // such as the ICMP error of a packet before
+		if err != nil { // for example the ICMP error of an earlier packet
 			time.Sleep(time.Millisecond)
 			continue
 		}
@@ -236,13 +237,13 @@ func (f *forwarder) run(learnt func(), lock *sync.Mutex) {
 	}
 }
 
-// write sends messages. What cannot be sent is lost, as on any network.
+// write sends messages. A message that cannot be sent is lost, as on any network.
 func write(conn *ipv4.PacketConn, messages []ipv4.Message) {
 	for len(messages) > 0 {
 		sent, err := conn.WriteBatch(messages, 0)
 		sent = max(sent, 0)
 		if err != nil && sent < len(messages) {
-			if m := messages[sent]; len(m.OOB) > 0 { // the interface may not be able to divide it
+			if m := messages[sent]; len(m.OOB) > 0 { // the interface may be unable to divide it
 				write(conn, divided(m))
 			}
 			sent++
@@ -251,9 +252,9 @@ func write(conn *ipv4.PacketConn, messages []ipv4.Message) {
 	}
 }
 
-// direct returns where a packet goes; zero: nowhere. learn is the index of the side whose address is that of the packet from now
-// on; -1: none. A handshake message says for whom it is by a code that only those can make who know that host's public key, so
-// it comes from the other host of the pair. Other packets say nothing, and pass only between known addresses.
+// direct returns the destination of a packet; zero: none. learn is the index of the side whose address becomes that of the
+// packet; -1: none. A handshake message has a code that proves knowledge of the receiver's public key, so it comes from the
+// other host of the pair. Other packets prove nothing, and pass only between known addresses.
 func (f *forwarder) direct(packet []byte, from netip.AddrPort) (to netip.AddrPort, learn int) {
 	for i := range f.sides {
 		other := 1 - i
@@ -275,7 +276,7 @@ func (f *forwarder) direct(packet []byte, from netip.AddrPort) (to netip.AddrPor
 	return netip.AddrPort{}, -1
 }
 
-// Run asks the targets of Probe until ctx ends.
+// Run probes the targets until ctx ends.
 func (r *Relay) Run(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -289,7 +290,7 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// tag stands for a host in probes.
+// tag identifies a host in probes.
 type tag [16]byte
 
 func tagOf(key Key) (t tag) {

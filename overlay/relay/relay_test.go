@@ -18,7 +18,7 @@ func keyOf(name string) (k Key) {
 	return k
 }
 
-// handshake is a handshake for a host, as far as a relay sees.
+// handshake makes a message that a relay takes for a handshake for a host.
 func handshake(kind byte, to Key, text string) []byte {
 	packet := make([]byte, map[byte]int{typeInitiation: sizeInitiation, typeResponse: sizeResponse}[kind])
 	packet[0] = kind
@@ -79,7 +79,7 @@ func (e end) send(packet []byte) {
 	}
 }
 
-// gets checks which packet comes next; nil: none.
+// gets checks the next packet; nil: no packet comes.
 func (e end) gets(want []byte) {
 	e.t.Helper()
 	wait := 5 * time.Second
@@ -105,7 +105,7 @@ func TestPacketsPassBetweenTheTwoHostsOfAPair(t *testing.T) {
 	a, b, stranger := newEnd(t, pair.Port), newEnd(t, pair.Port), newEnd(t, pair.Port)
 
 	a.send(data("before a handshake"))
-	a.send(handshake(typeInitiation, pair.B, "first")) // lost: where b is is not known yet
+	a.send(handshake(typeInitiation, pair.B, "first")) // lost: b's address is not known yet
 	b.send(handshake(typeInitiation, pair.A, "second"))
 	a.gets(handshake(typeInitiation, pair.A, "second"))
 	a.send(handshake(typeResponse, pair.B, "answer"))
@@ -125,14 +125,14 @@ func TestPacketsPassBetweenTheTwoHostsOfAPair(t *testing.T) {
 	a.gets(nil)
 	b.gets(nil)
 
-	// A host that has another address now is found again by its next handshake.
+	// A host with a new address is found again by its next handshake.
 	moved := newEnd(t, pair.Port)
 	moved.send(handshake(typeInitiation, pair.B, "from elsewhere"))
 	b.gets(handshake(typeInitiation, pair.B, "from elsewhere"))
 	b.send(data("to elsewhere"))
 	moved.gets(data("to elsewhere"))
 
-	// A new relay knows the addresses; packets pass without a handshake, and without orders.
+	// A new relay knows the addresses: packets pass without a handshake and without orders.
 	r.Close()
 	r = open(t, ports[0], "r", file)
 	moved.send(data("after the relay has begun anew"))

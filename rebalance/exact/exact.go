@@ -1,5 +1,5 @@
-// Package exact compares plans of package rebalance with the exact optimum of small random problems, and with plain ways to place
-// guests. It is for tests and benchmarks.
+// Package exact compares plans of package rebalance with the exact optimum of small random problems, and with simple ways to
+// place guests. It is for tests and benchmarks.
 package exact
 
 import (
@@ -44,7 +44,7 @@ func Pack() rebalance.Policy {
 	return rebalance.Policy{Name: "pack", Term: &rebalance.Pack{MaxLoad: 1, FillTo: 1}, Weight: 1, Horizon: 300, Left: -1}
 }
 
-// Settle carries plans out until there is none, and returns the number of moves. Each plan has to lower the cost.
+// Settle carries out plans until a plan has no moves, and returns the number of moves. Each plan must lower the cost.
 func Settle(p *rebalance.Problem) (moves int, err error) {
 	for range 50 {
 		for i := range p.Hosts {
@@ -89,7 +89,7 @@ func Optimum(p *rebalance.Problem) float64 {
 	return best
 }
 
-// placed returns the cost if the guests were placed anew, each on the host that choose returns.
+// placed returns the cost if all guests are placed anew, each on the host that choose returns.
 func placed(p *rebalance.Problem, choose func(demand []float64, guests []int, g int) int) float64 {
 	demand, guests := make([]float64, len(p.Hosts)), make([]int, len(p.Hosts))
 	was := make([]int, len(p.Guests))
@@ -107,7 +107,7 @@ func placed(p *rebalance.Problem, choose func(demand []float64, guests []int, g 
 	return cost
 }
 
-// FirstFit returns the cost if each guest were on the first host whose processors suffice.
+// FirstFit returns the cost if each guest is on the first host with enough processors.
 func FirstFit(p *rebalance.Problem) float64 {
 	return placed(p, func(demand []float64, _ []int, g int) int {
 		for h := range p.Hosts {
@@ -119,7 +119,7 @@ func FirstFit(p *rebalance.Problem) float64 {
 	})
 }
 
-// FewestGuests returns the cost if each guest were on the host with the fewest guests.
+// FewestGuests returns the cost if each guest is placed on the host with the fewest guests.
 func FewestGuests(p *rebalance.Problem) float64 {
 	return placed(p, func(_ []float64, guests []int, _ int) (best int) {
 		for h := range p.Hosts {
@@ -131,7 +131,7 @@ func FewestGuests(p *rebalance.Problem) float64 {
 	})
 }
 
-// Quality compares plans with the optimum. Costs are averages, against the optimum.
+// Quality compares plans with the optimum. Costs are averages relative to the optimum.
 type Quality struct {
 	Problems     int     `json:"problems"`
 	Within       float64 `json:"within_5_percent"` // share of the problems
@@ -142,7 +142,7 @@ type Quality struct {
 	Moves        float64 `json:"moves"` // on average
 }
 
-// Compare compares the plans of so many problems.
+// Compare compares the plans of a number of problems.
 func Compare(problems int, policy func() rebalance.Policy) (q Quality, err error) {
 	q = Quality{Problems: problems, Worst: 1}
 	n := float64(problems)

@@ -14,7 +14,7 @@ import (
 	"watari/sim"
 )
 
-// report is what is written as JSON.
+// report is the JSON result.
 type report struct {
 	Seeds          int         `json:"seeds"`
 	SimulatedHours float64     `json:"simulated_hours"`

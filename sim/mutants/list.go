@@ -2,13 +2,13 @@ package main
 
 // list.go - the mutants: faults that are put into the product, one at a time, to see whether the simulator finds them.
 
-// mutant replaces texts by others. Each is in its file once.
+// mutant replaces texts by others. Each text occurs once in its file.
 type mutant struct {
 	name  string
 	edits []edit
 }
 
-// edit is one of these.
+// edit is one replacement.
 type edit struct {
 	file, old, new string
 }
@@ -22,7 +22,7 @@ var mutants = []mutant{
 		"	w := Withdrawn(h, HarvestName)\n", "	w := Withdrawn(h, HarvestName)\n	if w == nil {\n		w = &v1.Withdrawal{}\n	}\n"}}},
 	{"a policy's move begins though its reason has ended", []edit{{"core/moves.go", "		c.write(Expect, source) // its withdrawal is the reason of the move\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
-		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+		"		p.dueHost[host] = at\n", "		_ = at\n"}}},
 	// Suspension.
 	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "latest.Suspends && latest.Taken.AsTime().After(w.Since.AsTime()) && ", ""}}},
 	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
@@ -31,7 +31,7 @@ var mutants = []mutant{
 	{"a volume is copied when guests go on", []edit{{"checkpoint/checkpoint.go",
 		"STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_FREEZING,", "STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_TAKING,"}}},
 	{"a volume gets another host under its guest", []edit{{"core/volumes.go",
-		"p.volumeAway(v, rehomeAfter) && p.volumeRestoredFrom(v) != nil:", "p.volumeAway(v, time.Second) && p.Clusters[v.Cluster] != nil:"}}},
+		"p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:", "p.volumeAway(v, time.Second) && p.Clusters[v.Cluster] != nil:"}}},
 	{"a snapshot is put back while a cluster uses the volume", []edit{{"core/admission_volumes.go", "	if err := a.unused(v); err != nil {\n		return change, \"\", err\n	}\n", ""}}},
 	{"a cluster gets a volume that is being put back", []edit{{"core/admission_volumes.go", "	case restoring(v):\n		return precondition(\"volume %s is being put back to snapshot %s; `watari volume show %s` shows when that is done\", name, v.Restore.Checkpoint, name)\n", ""}}},
 	{"a verification never ends", []edit{{"core/verify.go", "	case o.GetTried() != v.Id:", "	case o != nil:"}}},
@@ -40,7 +40,9 @@ var mutants = []mutant{
 	{"a host restores without the file on which another builds", []edit{{"core/restores.go", "range slices.Backward(chain[1:]) {", "range slices.Backward(chain[:0]) {"}}},
 	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
 	{"a cluster is restored beside copies that run", []edit{{"core/evidence.go", " || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING", ""},
-		{"core/restores.go", `		if g.Host != "" || p.changed(g)`, "		if p.changed(g)"}}},
+		{"core/restores.go", `return g.Host != "" || p.changed(g) ||`, "return p.changed(g) ||"}}},
+	{"a host without room for a copy is asked for ever", []edit{{"core/checkpoints.go", "				p.noRoom[key] = p.Now.Add(noRoomFor)\n", ""}}},
+	{"any host is believed about any volume", []edit{{"core/volumes.go", "	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())\n", "	return true\n"}}},
 	{"a guest that stands for a checkpoint is resumed", []edit{{"agent/machine/hold.go", "	g.held = true\n", ""}}},
 	// Resizes.
 	{"guests that are removed from their cluster run on", []edit{{"core/evidence.go",
@@ -58,7 +60,7 @@ var mutants = []mutant{
 	{"locality takes guests for others", []edit{{"core/locality.go",
 		"	for i, g := range guests {\n		at[g.Meta.Uid] = i\n", "	for i, g := range guests {\n		at[g.Meta.Uid] = len(guests) - 1 - i\n"}}},
 	{"locality moves guests that cool down", []edit{{"core/locality.go",
-		"	return l.forbids(g, policy.LocalityName)\n", "	return \"\"\n"}}},
+		"	return l.whyForbidden(g, policy.LocalityName)\n", "	return \"\"\n"}}},
 	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
 	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && m == nil"}}},
 	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		p.beginMove(", "	for _, m := range plan.Moves[:1] {\n		p.beginMove("}}},
@@ -144,7 +146,7 @@ var mutants = []mutant{
 		`return connected && sent != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= sent.Generation`,
 		`return connected && (sent != nil || report != nil)`}}},
 	{"guests are not decided again when their host reports", []edit{{"core/index.go",
-		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"}}},
+		"	x.markGuestsAt(host)\n	for _, o := range before", "	for _, o := range before"}}},
 	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
 		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n", "		if g := x.objects.Guests[m.GetGuest()]; g != nil && m == nil {\n"}}},
 	{"orders are not made again when a host reports", []edit{{"core/index.go",

@@ -1,5 +1,5 @@
-// Command mutants puts faults into the product, one at a time, and looks whether the simulator finds each. The product has
-// no switches for that: a mutant is another text of a file, laid over it by `go build -overlay`.
+// Command mutants puts faults into the product, one at a time, and checks whether the simulator finds each. The product has
+// no switches for that: a mutant is a changed file that `go build -overlay` puts in the place of the original.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	fmt.Printf("all %d mutants were found\n", len(found))
 }
 
-// try returns after how many seeds each mutant was found; 0: it was not.
+// try returns the number of seeds after which each mutant was found; 0: it was not found.
 func try(seeds int, only string) (found map[string]int, survived []string, err error) {
 	found = map[string]int{}
 	for _, m := range mutants {
@@ -56,27 +56,16 @@ func try(seeds int, only string) (found map[string]int, survived []string, err e
 	return found, survived, nil
 }
 
-// find builds the simulator with the mutant and runs it until something does not hold.
+// find builds the simulator with the mutant, and runs it until an invariant is violated.
 func (m mutant) find(seeds int) (n int, what string, err error) {
 	dir, err := os.MkdirTemp("", "watari-mutant-")
 	if err != nil {
 		return 0, "", err
 	}
 	defer os.RemoveAll(dir)
-	texts := map[string]string{} // of the files as they are changed
-	for _, e := range m.edits {
-		text, read := texts[e.file]
-		if !read {
-			original, err := os.ReadFile(e.file)
-			if err != nil {
-				return 0, "", err
-			}
-			text = string(original)
-		}
-		if n := strings.Count(text, e.old); n != 1 {
-			return 0, "", fmt.Errorf("%s has the text to be replaced %d times, not once: %s", e.file, n, e.old)
-		}
-		texts[e.file] = strings.Replace(text, e.old, e.new, 1)
+	texts, err := m.apply()
+	if err != nil {
+		return 0, "", err
 	}
 	replace := map[string]string{}
 	for file, text := range texts {
@@ -111,6 +100,26 @@ func (m mutant) find(seeds int) (n int, what string, err error) {
 	number, what, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
 	n, err = strconv.Atoi(number)
 	return n, what, err
+}
+
+// apply returns the contents of the changed files, by path.
+func (m mutant) apply() (map[string]string, error) {
+	texts := map[string]string{}
+	for _, e := range m.edits {
+		text, read := texts[e.file]
+		if !read {
+			original, err := os.ReadFile(e.file)
+			if err != nil {
+				return nil, err
+			}
+			text = string(original)
+		}
+		if n := strings.Count(text, e.old); n != 1 {
+			return nil, fmt.Errorf("%s has the text to be replaced %d times, not once: %s", e.file, n, e.old)
+		}
+		texts[e.file] = strings.Replace(text, e.old, e.new, 1)
+	}
+	return texts, nil
 }
 
 // addTo adds the mutants to a report.

@@ -109,7 +109,7 @@ func build(ctx context.Context, o options, folder string) error {
 	recipe := image.Recipe{
 		Packages: strings.Split(o.packages, ","), Cache: bare.Cache,
 		GuestAgent:  filepath.Join(filepath.Dir(program), "watari-guest"),
-		LateModules: []string{"virtio_rng"}, // without those of the shared home, which take longest to load: there is no shared home
+		LateModules: []string{"virtio_rng"}, // not the modules of the shared home, which is not used and loads slowly
 	}
 	if o.modules != "" {
 		recipe.LateModules = append(recipe.LateModules, strings.Split(o.modules, ",")...)

@@ -1,5 +1,5 @@
-// Command standins answers in the place of several guests, from one machine that has all their addresses: for tests with
-// more guests than there are machines. Its argument is a folder with a file for each guest: its Identity, in protobuf.
+// Command standins answers for several guests, from one machine that has all their addresses. It is for tests with more
+// guests than machines. Its argument is a folder with a file for each guest: its Identity, in protobuf.
 package main
 
 import (

@@ -67,8 +67,8 @@ func (l List[T]) Command(env *Env) *cobra.Command {
 	}
 }
 
-// Switch is a verb that sets something of one object, and takes it back with --undo. In Doing, Done and Undone, %[1]s stands for the
-// object's name.
+// Switch is a verb that sets a property of one object, and resets it with --undo. In Doing, Done and Undone, %[1]s stands
+// for the object's name.
 type Switch[T proto.Message] struct {
 	Verb, Kind           string // "drain", "host"
 	Short, Long, Example string

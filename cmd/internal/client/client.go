@@ -44,8 +44,8 @@ func Open(config *Config) (*Client, error) {
 	return client, nil
 }
 
-// Advertised returns the URL at which the leading manager says that it can be reached, for commands to be typed on
-// other machines. If the manager does not say, the result is "URL".
+// Advertised returns the URL that the leading manager advertises, for commands to be typed on other machines. If the manager
+// advertises none, the result is "URL".
 func (c *Client) Advertised(ctx context.Context) string {
 	response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
 	if err != nil || !strings.HasPrefix(response.Msg.GetLeader(), "https://") {

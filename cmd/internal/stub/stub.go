@@ -68,7 +68,7 @@ func (m *Manager) Start(t testing.TB) *Manager {
 
 // Stop ends the manager at once, like a crash.
 func (m *Manager) Stop() {
-	_ = m.listener.Close() // of which the server may not know yet
+	_ = m.listener.Close() // the server may not know the listener yet
 	_ = m.server.Close()
 }
 

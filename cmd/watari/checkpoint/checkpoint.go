@@ -28,7 +28,7 @@ func New(env *cli.Env) *cobra.Command {
 		Use:     "checkpoint",
 		Aliases: []string{"checkpoints"},
 		Short:   "Checkpoints, from which clusters can go on: create, list, show, verify, restore, pin, delete",
-		Long: "A checkpoint is the state of all guests of a cluster at one moment: memory, programs, files. The guests stand still for less than a second, " +
+		Long: "A checkpoint is the state of all guests of a cluster at one moment: memory, programs, files. The guests are paused for less than a second, " +
 			"and run on while their memory is written. MPI programs need not be changed, and go on from a checkpoint where they were, on the same " +
 			"hosts or on others.",
 	})
@@ -42,7 +42,7 @@ type createFlags struct {
 	keep, copies uint32
 }
 
-// target is of what checkpoints are made: a cluster or a volume. The other is empty.
+// target is the cluster or the volume whose checkpoints are meant. The other field is empty.
 type target struct{ cluster, volume string }
 
 func (t target) String() string {
@@ -52,7 +52,7 @@ func (t target) String() string {
 	return "cluster " + t.cluster
 }
 
-// word is what a checkpoint of the target is called.
+// word returns the name for a checkpoint of the target.
 func (t target) word() string {
 	if t.volume != "" {
 		return "snapshot"
@@ -178,7 +178,7 @@ func create(ctx context.Context, env *cli.Env, c *client.Client, of target, flag
 				output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
 			return
 		}
-		fmt.Fprintf(w, "%s: %s of %s, guests stood for %s, %s in all\n", made.GetMeta().GetName(), output.Size(checkpoint.Bytes(made)),
+		fmt.Fprintf(w, "%s: %s of %s, guests were paused for %s, %s in all\n", made.GetMeta().GetName(), output.Size(checkpoint.Bytes(made)),
 			output.Count(len(made.GetMembers()), "guest"), output.Milliseconds(made.GetStoodMs()), output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
 	})
 }
@@ -217,7 +217,7 @@ func doing(c *v1.Checkpoint) string {
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
 		return "hosts make ready"
 	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING, v1.CheckpointState_CHECKPOINT_STATE_FREEZING, v1.CheckpointState_CHECKPOINT_STATE_TAKING:
-		return "guests stand still"
+		return "guests are paused"
 	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
 		return "guests run; their memory is written"
 	}
@@ -319,7 +319,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		size, state, hosts := file(v)
 		fmt.Fprintln(w)
 		t := output.NewTable("VOLUME", "WAS ON", "SIZE", "DISK", "FILE ON", "HAS")
-		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts, has(v))
+		t.Row(v.GetGuest(), v.GetHost(), size, state, hosts, memberContent(v))
 		t.Write(w)
 	}
 	if len(c.GetMembers()) == 0 {
@@ -329,13 +329,13 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON", "HAS")
 	for _, m := range c.GetMembers() {
 		size, state, hosts := file(m)
-		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), size, state, hosts, has(m))
+		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), size, state, hosts, memberContent(m))
 	}
 	t.Write(w)
 }
 
-// has says what a member's file has.
-func has(m *v1.CheckpointMember) string {
+// memberContent describes the content of a member's file.
+func memberContent(m *v1.CheckpointMember) string {
 	switch {
 	case m.GetFile() == nil:
 		return ""
@@ -345,7 +345,7 @@ func has(m *v1.CheckpointMember) string {
 	return "all"
 }
 
-// state is a checkpoint's state for people.
+// state returns a checkpoint's state for people.
 func state(c *v1.Checkpoint) string {
 	if c.GetMeta().GetDeleting() != nil {
 		return "deleting"

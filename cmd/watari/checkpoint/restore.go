@@ -55,7 +55,7 @@ func newRestore(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// followRestore shows a cluster's guests until all of them have gone on.
+// followRestore shows a cluster's guests until all of them run again.
 func followRestore(ctx context.Context, env *cli.Env, c *client.Client, cluster *v1.Cluster) (last *v1.Cluster, err error) {
 	name := cluster.GetMeta().GetName()
 	lines := progress.New(env.Err)

@@ -79,7 +79,7 @@ func followVerification(ctx context.Context, env *cli.Env, c *client.Client, nam
 	return last, nil
 }
 
-// trial says what a verification has found, for people.
+// trial describes the result of a verification for people.
 func trial(v *v1.Verification) string {
 	switch {
 	case v.GetMessage() != "":
@@ -90,7 +90,7 @@ func trial(v *v1.Verification) string {
 	return "all its files were read"
 }
 
-// verifiedText says when a checkpoint was verified, for people; empty: never.
+// verifiedText returns when a checkpoint was verified, for people; empty: never.
 func verifiedText(env *cli.Env, v *v1.Verification) string {
 	switch v.GetState() {
 	case v1.VerificationState_VERIFICATION_STATE_UNSPECIFIED:

@@ -47,7 +47,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"host ends the guest, even if the host's agent is dead. So the manager knows when a host is lost that its guests there no longer " +
 			"run, and does what --on-host-loss says without waiting for a person. Without a lease, guests on a host that is out of reach run on, " +
 			"and nothing is started in their place. The manager must not be away for longer than the lease, either.\n\n" +
-			"--on-host-loss says what becomes of the cluster when a guest ends that should run. restart: that guest is started anew, and the " +
+			"--on-host-loss says what becomes of the cluster when a guest ends that should run. restart: that guest is started again, and the " +
 			"programs that ran in it have failed. restore: all guests go back to the latest checkpoint (`watari checkpoint create --every`), " +
 			"and runs go on from there. stop: all guests are stopped.\n\n" +
 			"--mount mounts a folder of a file server outside in all guests, if an administrator has allowed it (`watari storage list`): " +
@@ -193,13 +193,13 @@ func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string)
 		done: func(now *v1.WatchResponse) bool { return now.Cluster.GetState() == v1.ClusterState_CLUSTER_STATE_READY }})
 }
 
-// waiting is what is waited for, and how that is called.
+// waiting is a condition to wait for, and its description.
 type waiting struct {
 	meanwhile, still, undo string
 	done                   func(*v1.WatchResponse) bool
 }
 
-// waitGuests shows the guests of a cluster until what is waited for has come.
+// waitGuests shows the guests of a cluster until the condition holds.
 func waitGuests(ctx context.Context, env *cli.Env, c *client.Client, name string, w waiting) (*v1.Cluster, error) {
 	view := newStartView(env)
 	var last *v1.Cluster

@@ -60,7 +60,7 @@ func cpu(c *v1.Cluster) string {
 	return strings.Join(lines, "\n")
 }
 
-// placement says how hosts are chosen; empty: as usual.
+// placement describes how hosts are chosen; empty: by default.
 func placement(spec *v1.ClusterSpec) string {
 	if spec.GetAbstract() {
 		return "abstract processors: each host has guests in proportion to its speed"
@@ -97,7 +97,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 	)
 }
 
-// mounted says which folders of file servers guests mount; empty: none.
+// mounted lists the folders of file servers that guests mount; empty: none.
 func mounted(spec *v1.ClusterSpec) string {
 	var lines []string
 	for _, m := range spec.GetMounts() {
@@ -106,7 +106,7 @@ func mounted(spec *v1.ClusterSpec) string {
 	return strings.Join(lines, "\n")
 }
 
-// home says where the home lies; empty: in the first guest's memory.
+// home describes where the home is; empty: in the first guest's memory.
 func home(spec *v1.ClusterSpec) string {
 	if spec.GetVolume() == "" {
 		return ""
@@ -114,7 +114,7 @@ func home(spec *v1.ClusterSpec) string {
 	return "on volume " + spec.GetVolume()
 }
 
-// lease says how long guests run without the manager; empty: for any time.
+// lease returns how long guests run without the manager; empty: without limit.
 func lease(spec *v1.ClusterSpec) string {
 	if spec.GetLeaseMs() == 0 {
 		return ""
@@ -122,7 +122,7 @@ func lease(spec *v1.ClusterSpec) string {
 	return output.Short(time.Duration(spec.GetLeaseMs())*time.Millisecond) + ": guests end when their hosts do not hear from the manager for so long"
 }
 
-// onHostLoss says what becomes of the cluster when a guest is lost; empty: as usual.
+// onHostLoss describes what happens to the cluster when a guest is lost; empty: the default.
 func onHostLoss(spec *v1.ClusterSpec) string {
 	switch spec.GetOnHostLoss() {
 	case v1.OnHostLoss_ON_HOST_LOSS_RESTORE:
@@ -133,7 +133,7 @@ func onHostLoss(spec *v1.ClusterSpec) string {
 	return ""
 }
 
-// plan says when checkpoints are made unasked; empty: never.
+// plan returns when checkpoints are made automatically; empty: never.
 func plan(p *v1.CheckpointPlan) string {
 	if p.GetEverySeconds() == 0 {
 		return ""
@@ -141,7 +141,7 @@ func plan(p *v1.CheckpointPlan) string {
 	return "every " + output.Short(time.Duration(p.GetEverySeconds())*time.Second)
 }
 
-// restored says from what a cluster went on last, or is about to; empty: it never did.
+// restored names the checkpoint from which a cluster was last restored, or is about to be; empty: never.
 func restored(env *cli.Env, r *v1.Restore) string {
 	switch r.GetState() {
 	case v1.RestoreState_RESTORE_STATE_ENDING, v1.RestoreState_RESTORE_STATE_RESTORING:

@@ -23,8 +23,8 @@ func New(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "console",
 		Short: "Print a link to the web console",
-		Long: "Print a link that logs a browser in to the web console as you. The link is good once, for five minutes, and the browser stays logged in for " +
-			"twelve hours, or until the manager is started anew. The console shows sites, hosts and guests as they move, runs with their output, " +
+		Long: "Print a link that logs a browser in to the web console as you. The link works once, within five minutes, and the browser stays logged in for " +
+			"twelve hours, or until the manager restarts. The console shows sites, hosts and guests as they move, runs with their output, " +
 			"checkpoints, events and the policy, and lets you do there what you may do here.\n\n" +
 			"The manager has its own certificate authority, which browsers do not know, so the browser warns. Compare the fingerprint that it " +
 			"shows with the one that this command prints.",
@@ -39,7 +39,7 @@ func New(env *cli.Env) *cobra.Command {
 			made.Msg.Fingerprint = fingerprint(ctx, c)
 			return env.Show(made.Msg, func(w io.Writer) {
 				fmt.Fprintln(w, made.Msg.Url)
-				env.Notef("good once, for %s", output.Short(made.Msg.Expires.AsTime().Sub(env.Now())))
+				env.Notef("works once, within %s", output.Short(made.Msg.Expires.AsTime().Sub(env.Now())))
 				if made.Msg.Fingerprint != "" {
 					env.Notef("the browser will warn that it does not know the certificate; its SHA-256 fingerprint is %s", made.Msg.Fingerprint)
 				}
@@ -48,7 +48,7 @@ func New(env *cli.Env) *cobra.Command {
 	}
 }
 
-// fingerprint returns the fingerprint of the certificate that the manager shows to browsers; empty: it could not be seen.
+// fingerprint returns the fingerprint of the certificate that the manager shows to browsers; empty: unknown.
 func fingerprint(ctx context.Context, c *client.Client) string {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL("/console/"), nil)
 	if err != nil {

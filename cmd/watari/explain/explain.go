@@ -1,4 +1,4 @@
-// Package explain implements `watari explain`: why a guest is where it is, and what policies make of a host.
+// Package explain implements `watari explain`: why a guest is where it is, and how policies see a host.
 package explain
 
 import (
@@ -53,7 +53,7 @@ func New(env *cli.Env) *cobra.Command {
 		}, cli.Hosts))
 }
 
-// verb completes a command that explains a thing of the kind that the command is named for.
+// verb completes a command that explains one kind of object. The command is named after the kind.
 func verb(env *cli.Env, command *cobra.Command, names cli.Names) *cobra.Command {
 	kind := command.Name()
 	word := command.Use[len(kind)+1:]
@@ -101,7 +101,7 @@ func describe(w io.Writer, now time.Time, r *v1.ExplainResponse) {
 	t.Write(w)
 }
 
-// holds says whether and how long a condition has held: "no", "for 12s of 1m0s", "for 2m5s".
+// holds describes whether and how long a condition has held: "no", "for 12s of 1m0s", "for 2m5s".
 func holds(now time.Time, c *v1.PolicyCondition) string {
 	switch {
 	case c.GetError() != "":
@@ -118,7 +118,7 @@ func holds(now time.Time, c *v1.PolicyCondition) string {
 	return text
 }
 
-// oneLine returns a text that may have several lines as one that fits a table.
+// oneLine joins the lines of a text into one line that fits a table.
 func oneLine(text string) string {
 	return printable.Line(strings.Join(strings.Fields(text), " "), lineLimit)
 }

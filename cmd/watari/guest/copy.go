@@ -81,7 +81,7 @@ func onVolume(ctx context.Context, c *client.Client, word string) (client.Place,
 	return client.Place{}, true, fmt.Errorf("cluster %s, which uses volume %s, has no first guest", v.GetCluster(), volume)
 }
 
-// home is where guests have the volume, and homeUser whose files it has.
+// home is where guests mount the volume, and homeUser owns its files.
 const home, homeUser = "/home/watari", "watari"
 
 // slash returns the slash with which the name of a directory ends.
@@ -107,7 +107,7 @@ func place(word string) (client.Place, bool, error) {
 	return client.Place{Guest: guest, Path: file}, true, nil
 }
 
-// copyFile copies a file. where is the kind of thing that is not on this machine, of which place parses words.
+// copyFile copies a file. where is the kind of the remote place, whose words place parses.
 func copyFile(ctx context.Context, env *cli.Env, c *client.Client, source, destination, where string, place func(word string) (client.Place, bool, error)) error {
 	from, out, err := place(source)
 	if err != nil {

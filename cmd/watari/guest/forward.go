@@ -23,8 +23,8 @@ import (
 	"watari/guest/initd"
 )
 
-// lastWords is how long the guest's end may take to end after Ctrl-C.
-const lastWords = 2 * time.Second
+// endGrace is how long the process in the guest may take to end after Ctrl-C.
+const endGrace = 2 * time.Second
 
 type forwardFlags struct {
 	address string
@@ -72,7 +72,7 @@ func parsePorts(text string) (p ports, err error) {
 	return ports{number(local, 0), number(inGuest, 1)}, err
 }
 
-// carry carries connections until the user ends it.
+// carry forwards connections until the user ends the command.
 func carry(ctx context.Context, env *cli.Env, guest string, args []string, f forwardFlags) error {
 	if err := cli.CheckName("guest", guest); err != nil {
 		return err
@@ -88,7 +88,7 @@ func carry(ctx context.Context, env *cli.Env, guest string, args []string, f for
 	if f.stdio && len(wanted) > 1 {
 		return cli.Usagef("--stdio carries one connection, to one port")
 	}
-	w := &way{env: env, guest: guest}
+	w := &tunnel{env: env, guest: guest}
 	if !f.stdio {
 		for _, p := range wanted {
 			listener, err := net.Listen("tcp", net.JoinHostPort(f.address, fmt.Sprint(p.local)))
@@ -124,7 +124,7 @@ func carry(ctx context.Context, env *cli.Env, guest string, args []string, f for
 	case <-ctx.Done():
 	case <-w.client.Ended():
 	}
-	return w.explain(ctx, fmt.Errorf("the way to guest %s has ended", guest))
+	return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
 }
 
 // standard is standard input and output as one connection. Its end is the command's end.
@@ -140,15 +140,15 @@ type listening struct {
 	port uint16 // in the guest
 }
 
-// way is the way into a guest: a process there, whose input and output are one stream with many connections.
-type way struct {
+// tunnel is the connection into a guest: a process there, whose input and output carry many connections on one stream.
+type tunnel struct {
 	env       *cli.Env
 	guest     string
 	listeners []listening
 	client    *forward.Client
-	said      lockedBuffer  // by the process, on standard error
+	said      lockedBuffer  // the process's standard error
 	ended     chan struct{} // closed when the process has ended
-	err       error         // then
+	err       error         // valid after ended is closed
 	input     *io.PipeWriter
 }
 
@@ -158,7 +158,7 @@ type stream struct {
 	io.WriteCloser
 }
 
-func (w *way) open(ctx context.Context, cancel context.CancelCauseFunc) (err error) {
+func (w *tunnel) open(ctx context.Context, cancel context.CancelCauseFunc) (err error) {
 	c, err := w.env.Client()
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (w *way) open(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	s := &session{env: &inside, guest: w.guest, leave: func() {}, input: readInput(ctx, in), start: &v1.StartProcessRequest{
 		Id: "forward-" + rand.Text(), Command: []string{initd.Program, "forward"}, Stdin: true, HoldSeconds: holdSeconds, KeepBytes: forward.Kept}}
 	w.input, w.ended = input, make(chan struct{})
-	// After Ctrl-C, the guest's end is told to end.
+	// After Ctrl-C, the process in the guest is told to end.
 	process, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
 		defer close(w.ended)
@@ -178,7 +178,7 @@ func (w *way) open(ctx context.Context, cancel context.CancelCauseFunc) (err err
 		w.err = w.env.Patiently(process, c, "\n", func(alive func()) error { return s.attempt(process, c, alive) })
 		if w.err == nil && s.ended.GetExitCode() != 0 {
 			w.err = fmt.Errorf("%s", strings.TrimSpace(w.said.String()))
-			if s.ended.GetExitCode() == 2 { // it does not know the command
+			if s.ended.GetExitCode() == 2 { // the guest does not know the command
 				w.err = errors.New("its image was built by an earlier version of Watari; build it anew")
 			}
 		}
@@ -188,24 +188,24 @@ func (w *way) open(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	}()
 	context.AfterFunc(ctx, func() {
 		input.Close()
-		time.AfterFunc(lastWords, stop)
+		time.AfterFunc(endGrace, stop)
 	})
 	w.client, err = forward.NewClient(stream{output, input})
 	return err
 }
 
 // close ends the process in the guest.
-func (w *way) close() {
+func (w *tunnel) close() {
 	w.client.Close()
 	w.input.Close()
 	select {
 	case <-w.ended:
-	case <-time.After(lastWords):
+	case <-time.After(endGrace):
 	}
 }
 
-// explain returns why the way has ended: the process's reason, if it has ended first.
-func (w *way) explain(ctx context.Context, err error) error {
+// explain returns why the tunnel has ended: the process's reason, if the process ended first.
+func (w *tunnel) explain(ctx context.Context, err error) error {
 	select {
 	case <-w.ended:
 		if w.err != nil {
@@ -219,8 +219,8 @@ func (w *way) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// accept carries the connections of a port.
-func (w *way) accept(ctx context.Context, l listening) {
+// accept accepts the connections of a port.
+func (w *tunnel) accept(ctx context.Context, l listening) {
 	places := make(chan struct{}, forward.MostConnections/len(w.listeners))
 	for {
 		conn, err := l.Accept()
@@ -228,7 +228,7 @@ func (w *way) accept(ctx context.Context, l listening) {
 			return
 		}
 		select {
-		case places <- struct{}{}: // others wait until one has ended
+		case places <- struct{}{}: // when all places are taken, a connection waits until another one has ended
 		case <-ctx.Done():
 			return
 		}

@@ -10,7 +10,7 @@ import (
 	"watari/cmd/internal/cli"
 )
 
-// shell is what runs where no command is given: the user's login shell, or any.
+// shell is run if no command is given: the user's login shell, or else any shell.
 const shell = `for s in "$SHELL" /bin/bash; do [ -x "$s" ] && exec "$s" -l; done; exec /bin/sh -l`
 
 // NewSSH returns `watari ssh`.

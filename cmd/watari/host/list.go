@@ -41,7 +41,7 @@ func table(w io.Writer, env *cli.Env, hosts []*v1.Host) {
 			}
 		}
 		if len(h.GetRelayed()) > 0 && agent == "" {
-			agent = "relayed" // or relays; `watari host show` says which
+			agent = "relayed" // or it relays; `watari host show` shows which
 		}
 		t.Row(h.GetMeta().GetName(), info.GetSite(), output.State(h.GetState()), fmt.Sprint(info.GetCores()), busy,
 			output.Size(info.GetMemoryBytes()), free, strings.ToUpper(output.State(info.GetAcceleration().GetKind())),

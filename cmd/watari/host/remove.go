@@ -19,7 +19,7 @@ func newRemove(env *cli.Env) *cobra.Command {
 		Short:   "Remove a host and revoke its certificate",
 		Long: "Remove a host. It must have no guests; drain it first.\n\n" +
 			"Use --lost for a host that is permanently broken or unreachable. It is your confirmation that the host is switched " +
-			"off. Its guests are then started anew on other hosts. If the host were still running, there would be two of each.",
+			"off. Its guests are then started again on other hosts. If the host were still running, there would be two of each.",
 		Example:           "  watari host remove a1\n  watari host remove a1 --lost",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),

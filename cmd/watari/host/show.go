@@ -84,7 +84,7 @@ func address(info *v1.HostInfo) string {
 	return text
 }
 
-// relays returns through which hosts the host reaches others, and between which it relays, one per line.
+// relays lists the hosts that relay for this host, and the pairs of hosts between which it relays, one per line.
 func relays(now time.Time, h *v1.Host) string {
 	var lines []string
 	for _, r := range h.GetRelayed() {
@@ -179,7 +179,7 @@ func ranges(numbers []uint32) string {
 	return strings.Join(parts, ",")
 }
 
-// spare says that a host is kept free; empty: it is not.
+// spare states that a host is kept free; empty: it is not.
 func spare(h *v1.Host) string {
 	if h.GetSpare() {
 		return "takes only guests that are lost elsewhere"
@@ -187,7 +187,7 @@ func spare(h *v1.Host) string {
 	return ""
 }
 
-// quarantined says what happens to a host that is not trusted any more; empty: it is trusted.
+// quarantined describes the state of a host that is not trusted any more; empty: it is trusted.
 func quarantined(now time.Time, q *v1.Quarantine) string {
 	switch {
 	case q == nil:

@@ -34,7 +34,7 @@ func table(w io.Writer, env *cli.Env, images []*v1.Image) {
 	t.Write(w)
 }
 
-// whose says who may see and use an image, besides administrators.
+// whose returns who may see and use an image, besides administrators.
 func whose(i *v1.Image) string {
 	if i.GetPrivate() {
 		return i.GetMeta().GetOwner()

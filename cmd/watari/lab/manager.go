@@ -47,7 +47,7 @@ func (v *verbs) token(ctx context.Context, site string) (token, port string, err
 	return response.Msg.GetToken(), port, nil
 }
 
-// trust declares the LAN of a lab's site trusted, unless the manager knows the site: it may be that of real machines.
+// trust declares the LAN of a lab's site trusted, unless the manager knows the site: it may be a site of real machines.
 func (v *verbs) trust(ctx context.Context, c *client.Client, site string) error {
 	known, err := c.ListSites(ctx, connect.NewRequest(&v1.ListSitesRequest{}))
 	if err != nil || slices.ContainsFunc(known.Msg.Sites, func(s *v1.Site) bool { return s.GetMeta().GetName() == site }) {

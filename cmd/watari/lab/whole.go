@@ -46,7 +46,7 @@ func wholeArgs(command *cobra.Command, args []string) error {
 	return cli.Args()(command, args)
 }
 
-// read returns which hosts are whole hosts; nil if no flag says so.
+// read returns which hosts are whole hosts, or nil without these flags.
 func (w *wholeFlags) read(flags *pflag.FlagSet) (whole *lab.Whole, err error) {
 	if !flags.Changed("whole") {
 		for _, name := range []string{"suite", "cpu-model", "memory", "cells"} {

@@ -37,13 +37,13 @@ type options struct {
 	Name       string `json:"name,omitempty"`
 	LANAddress string `json:"lan_address,omitempty"`
 	Memory     string `json:"memory,omitempty"` // as in 8G; empty: all
-	// ImageBandwidth limits how fast the agent fetches images and templates, as in 200mbit; empty: no limit.
+	// ImageBandwidth limits how fast the agent fetches images and templates, for example 200mbit; empty: no limit.
 	ImageBandwidth string `json:"image_bandwidth,omitempty"`
 	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
 	AllowUnconfined bool `json:"allow_unconfined,omitempty"`
-	// DialOnly says that nothing reaches this machine that it has not asked for.
+	// DialOnly states that no machine can connect to this one: it only dials out.
 	DialOnly bool `json:"dial_only,omitempty"`
-	// Lent says that the machine's owner has lent it out.
+	// Lent states that the machine's owner has lent it out.
 	Lent      bool   `json:"lent,omitempty"`
 	Listen    string `json:"listen,omitempty"`
 	NoAgent   bool   `json:"no_agent,omitempty"`
@@ -51,7 +51,7 @@ type options struct {
 	Metrics   bool   `json:"metrics,omitempty"`
 	// Secret is the path of a file with a secret that encrypts the authority's key; empty: none.
 	Secret string `json:"secret,omitempty"`
-	// AuditSyslog is the syslog server to which the audit log is sent, too; empty: none.
+	// AuditSyslog is the syslog server that also gets the audit log; empty: none.
 	AuditSyslog string `json:"audit_syslog,omitempty"`
 	// Fence is the path of a program that switches off a host that has not answered for FenceAfter; empty: none.
 	Fence      string        `json:"fence,omitempty"`

@@ -169,10 +169,10 @@ func (f *flags) run(ctx context.Context) error {
 	return daemon.Run(ctx, f.config)
 }
 
-// leastFenceAfter leaves an agent time to start again.
+// leastFenceAfter leaves an agent enough time to restart.
 const leastFenceAfter = 10 * time.Second
 
-// readSecret reads the file of --authority-secret; nil: there is none.
+// readSecret reads the file of --authority-secret, or returns nil if there is none.
 func readSecret(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

@@ -16,7 +16,8 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
-// downtime returns for how long the guest stood, with its two parts: until the target had all of it, and until it had resumed it.
+// downtime returns how long the guest was paused, and its two parts: until the target had all memory, and until it resumed
+// the guest.
 func downtime(m *v1.Migration) string {
 	text, sending := output.Milliseconds(m.GetDowntimeMs()), m.GetSendingMs()
 	if sending == 0 {

@@ -1,6 +1,6 @@
 package policy
 
-// file.go - reads a policy from a file, and shows where in it the manager has found an error.
+// file.go - reads a policy from a file, and shows the line in which the manager has found an error.
 
 import (
 	"context"
@@ -24,7 +24,7 @@ const sizeLimit = 64 << 10
 // file is a policy that was read from a file or from standard input.
 type file struct{ name, text string }
 
-// readFile reads a policy from a file; "-" is standard input. It refuses what cannot be a policy, so that the message
+// readFile reads a policy from a file; "-" is standard input. It refuses text that cannot be a policy, so that the message
 // names the file.
 func readFile(ctx context.Context, env *cli.Env, path string) (file, error) {
 	if path == "-" {
@@ -69,7 +69,7 @@ func readFrom(ctx context.Context, name string, r io.Reader) (file, error) {
 	}
 }
 
-// check refuses a text that is no policy for certain.
+// check refuses a text that certainly is no policy.
 func check(name, text string) error {
 	switch {
 	case text == "":
@@ -87,11 +87,11 @@ func check(name, text string) error {
 	return nil
 }
 
-// atLine is how the manager begins a message about a line of a policy.
+// atLine matches the beginning of a manager's message about a line of a policy.
 var atLine = regexp.MustCompile(`(?m)^line ([0-9]+)(?:, column ([0-9]+))?: `)
 
-// refusal returns why the manager refuses the file, with the file's name before the line: "policy.yaml:7: ...". It
-// begins with act if the reason is not in a line.
+// refusal returns why the manager refuses the file, with the file's name before the line: "policy.yaml:7: ...". It begins
+// with act if the reason does not name a line.
 func (f file) refusal(act string, err error) error {
 	var failed *connect.Error
 	if !errors.As(err, &failed) || !connect.IsWireError(failed) {

@@ -1,4 +1,4 @@
-// Package policy holds the commands about policies: the rules by which guests move without anybody asking.
+// Package policy holds the commands about policies: the rules by which guests move automatically.
 package policy
 
 import (
@@ -37,7 +37,7 @@ func New(env *cli.Env) *cobra.Command {
 	}, newApply(env), newShow(env), newDiff(env), newHistory(env), newTest(env), newRollback(env))
 }
 
-// noneInForce tells people what follows if there is no policy.
+// noneInForce explains the situation without a policy.
 const noneInForce = "no policy is in force: guests move only if somebody asks; `watari policy apply --default` puts the default policy in force"
 
 // list fetches versions of the policy, the one in force first.
@@ -61,7 +61,7 @@ func version(ctx context.Context, c *client.Client, version uint64) (*v1.Policy,
 	return policies[0], nil
 }
 
-// apply makes a policy the one in force, and says so.
+// apply puts a policy in force, and prints that.
 func apply(ctx context.Context, c *client.Client, request *v1.ApplyPolicyRequest) (*v1.ApplyPolicyResponse, error) {
 	response, err := c.ApplyPolicy(ctx, connect.NewRequest(request))
 	if err != nil {

@@ -77,7 +77,7 @@ func showDefault(ctx context.Context, env *cli.Env, c *client.Client) error {
 	})
 }
 
-// origin says where a version comes from: "policy version 4, applied by admin at 14:05:12: owners are back sooner".
+// origin describes where a version comes from: "policy version 4, applied by admin at 14:05:12: owners are back sooner".
 func origin(env *cli.Env, p *v1.Policy) string {
 	text := fmt.Sprintf("policy version %d, applied by %s at %s", p.GetVersion(), p.GetMeta().GetOwner(), output.Time(env.Now(), p.GetMeta().GetCreated()))
 	if p.GetNote() != "" {

@@ -1,6 +1,6 @@
 package policy
 
-// test.go - replays what hosts have measured with a policy, and shows what it would have done.
+// test.go - replays hosts' measurements with a policy, and shows what the policy would have done.
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 	"watari/internal/printable"
 )
 
-// slow is how long a replay takes before the command says that it is under way.
+// slow is how long a replay takes before the command prints that it is under way.
 const slow = time.Second
 
 // messageLimit is the longest message of a step that is shown, in characters.
@@ -88,7 +88,7 @@ func test(ctx context.Context, env *cli.Env, args []string, w window) error {
 	})
 }
 
-// request asks for a replay of the window.
+// request returns the request for a replay of the window.
 func (w window) request(text string) *v1.TestPolicyRequest {
 	request := &v1.TestPolicyRequest{Text: text, Since: timestamppb.New(w.since)}
 	if !w.until.IsZero() {
@@ -97,7 +97,7 @@ func (w window) request(text string) *v1.TestPolicyRequest {
 	return request
 }
 
-// replay asks the manager, and says that it is under way if that takes long.
+// replay asks the manager for a replay, and prints that it is under way if it takes long.
 func replay(ctx context.Context, env *cli.Env, c *client.Client, request *v1.TestPolicyRequest) (*v1.TestPolicyResponse, error) {
 	answered, cleared := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -133,7 +133,7 @@ func describe(w io.Writer, env *cli.Env, steps []*v1.PolicyStep, replayed window
 	fmt.Fprintf(w, "%s, from %s to %s\n", sum(steps), replayed.since.In(here).Format(time.DateTime), until)
 }
 
-// what says what a step does, and why.
+// what describes what a step does, and why.
 func what(s *v1.PolicyStep) string {
 	switch {
 	case s.GetMessage() != "":
@@ -146,7 +146,7 @@ func what(s *v1.PolicyStep) string {
 	return fmt.Sprintf("guest %s moves from %s to %s", s.GetGuest(), s.GetHost(), s.GetTarget())
 }
 
-// sum counts steps: "3 moves, 1 host withdrawn". A host counts once, however often it is withdrawn and taken back.
+// sum counts steps: "3 moves, 1 host withdrawn". A host counts once, even if it is withdrawn several times.
 func sum(steps []*v1.PolicyStep) string {
 	moves, stay, withdrawn := 0, 0, map[string]bool{}
 	for _, s := range steps {

@@ -1,6 +1,6 @@
 package policy
 
-// window.go - the times of a replay, as people write them. It is pure.
+// window.go - parses the times of a replay as people write them. It is pure.
 
 import (
 	"regexp"
@@ -10,22 +10,21 @@ import (
 	"watari/cmd/internal/cli"
 )
 
-// The replay around a time begins so long before it, because conditions have to hold for a time before they count, and
-// ends so long after it.
+// A replay around a time begins this long before it, because conditions count only after they have held for a time, and ends
+// this long after it.
 const (
 	beforeAt = 10 * time.Minute
 	afterAt  = time.Minute
 )
 
-// window is the time of a replay, with both ends. It ends now if until is zero: then the manager's clock counts, and not
-// the clock of this machine.
+// window is the time of a replay. If until is zero, the window ends now by the manager's clock, not by this machine's clock.
 type window struct{ since, until time.Time }
 
 func (w window) has(at time.Time) bool {
 	return !at.Before(w.since) && (w.until.IsZero() || !at.After(w.until))
 }
 
-// windowSince returns the time from a begin until now. text is a duration or a time.
+// windowSince returns the window from a begin until now. text is a duration or a time.
 func windowSince(now time.Time, text string) (window, error) {
 	if d, ok := duration(text); ok {
 		return window{since: now.Add(-d)}, nil
@@ -40,7 +39,7 @@ func windowSince(now time.Time, text string) (window, error) {
 	return window{since: since}, nil
 }
 
-// windowAt returns the time around a moment, as far as it has passed.
+// windowAt returns the window around a moment. It does not reach into the future.
 func windowAt(now time.Time, text string) (window, error) {
 	at, ok := moment(now, text)
 	switch {
@@ -58,7 +57,7 @@ func windowAt(now time.Time, text string) (window, error) {
 
 var days = regexp.MustCompile(`^([0-9]{1,4})d(.*)$`)
 
-// duration parses a positive duration. Besides Go's units it knows days of 24 hours: "7d", "1d12h".
+// duration parses a positive duration. Besides Go's units it accepts days of 24 hours: "7d", "1d12h".
 func duration(text string) (time.Duration, bool) {
 	total := time.Duration(0)
 	if parts := days.FindStringSubmatch(text); parts != nil {

@@ -96,7 +96,7 @@ func newSet(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// limit parses a limit in bytes; empty or 0 is none.
+// limit parses a limit in bytes; empty or 0 means no limit.
 func limit(flag, text string) (bytes uint64, err error) {
 	if text == "" || text == "0" {
 		return 0, nil

@@ -22,9 +22,9 @@ func newAudit(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "audit",
 		Short: "Show who called the manager, from where, and what was refused",
-		Long: "Show the audit log of the manager that leads: each call that changes something, reads a console, a run's output or a " +
-			"file, joins or renews a certificate; and each call that was refused. Unlike the events, which tell what has happened, it " +
-			"is a file in the manager's state folder, audit/audit.log, to which lines are appended only. With -o json, print one entry per line.",
+		Long: "Show the audit log of the manager that leads: each call that changes something, reads a console, a run's output, a " +
+			"file or a part of an image, logs in to the web console, joins or renews a certificate; and each call that was refused. It is a file in the " +
+			"manager's state folder, audit/audit.log, to which lines are only ever appended. With -o json, print one entry per line.",
 		Example:           "  watari audit --last 50\n  watari audit -o json",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,

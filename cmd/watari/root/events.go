@@ -73,7 +73,7 @@ func events(ctx context.Context, env *cli.Env, c *client.Client, request *v1.Eve
 	return err
 }
 
-// showNext writes a message of which others follow: for programs on a line of its own, or as a document of its own.
+// showNext writes one of several messages: for programs, on its own line or as its own document.
 func showNext(env *cli.Env, message proto.Message, text func(w io.Writer)) error {
 	switch env.Output {
 	case output.FormatJSON:

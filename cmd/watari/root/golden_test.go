@@ -90,7 +90,7 @@ var (
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
 )
 
-// answers answers as a manager that has a few objects of each kind.
+// answers answers like a manager that has a few objects of each kind.
 func answers(_ context.Context, request any) (any, error) {
 	switch r := request.(type) {
 	case *v1.GetStatusRequest:

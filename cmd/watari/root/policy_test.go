@@ -1,6 +1,6 @@
 package root_test
 
-// policy_test.go - policies: what is read, what is sent, what is said if there is none.
+// policy_test.go - policies: what the command reads, sends, and prints if there is none.
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func listPolicies(r *v1.ListPoliciesRequest) *v1.ListPoliciesResponse {
 	})}
 }
 
-// refused refuses a text as the manager does.
+// refused refuses a text with the manager's error.
 func refused(text string) error {
 	if strings.Contains(text, "host.keyboard") {
 		return connect.NewError(connect.CodeInvalidArgument, errors.New("line 3: host has no field keyboard; see docs/guide/policies.md"))
@@ -96,7 +96,7 @@ func explain(r *v1.ExplainRequest) (*v1.ExplainResponse, error) {
 		{Expression: `host.input_idle > duration("5m")`, Wait: durationpb.New(3 * time.Minute)}}}, nil
 }
 
-// notes is a manager that keeps what it is asked for.
+// notes is a manager that records requests.
 func notes(asked *[]any) *stub.Manager {
 	return &stub.Manager{Unary: func(ctx context.Context, request any) (any, error) {
 		*asked = append(*asked, request)

@@ -34,7 +34,7 @@ are. This command says what would become of each guest; with --yes it is done, a
 Guests of a host that is not connected are not started elsewhere. With --without HOST you vouch that they are gone. A host
 that comes back later, and shows that it has seen more, has the manager hold again.`
 
-// recoverExamples show the usual order.
+// recoverExamples show the usual sequence of commands.
 const recoverExamples = `  watari recover
   watari recover --yes
   watari recover --keep md-0=a1 --without b2 --yes
@@ -67,7 +67,7 @@ func newRecover(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// quotedReason bounds what is quoted of a host.
+// quotedReason bounds a quoted text of a host.
 const quotedReason = 400
 
 func describeRecovery(w io.Writer, r *v1.RecoverResponse) {

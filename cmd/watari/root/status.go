@@ -37,7 +37,7 @@ func newStatus(env *cli.Env) *cobra.Command {
 	}
 }
 
-// byPolicy says which version of the policy is in force.
+// byPolicy describes which version of the policy is in force.
 func byPolicy(version uint64) string {
 	if version == 0 {
 		return "none; guests move only if somebody asks"

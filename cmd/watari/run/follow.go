@@ -56,7 +56,7 @@ func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string
 	return ended, err
 }
 
-// goBack sets offset to that of a part of the output, and reports whether it lies before.
+// goBack sets offset to the begin of a part of the output, and reports whether that is a step back.
 func goBack(offset, part *uint64, data []byte) bool {
 	if len(data) == 0 || part == nil || *part >= *offset {
 		return false

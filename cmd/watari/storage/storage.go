@@ -66,7 +66,7 @@ func newAllow(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// where names a folder for people, and for --mount.
+// where formats a folder for people, and for --mount.
 func where(s *v1.Storage) string { return mounts.Source(s.GetServer(), s.GetPath()) }
 
 func newList(env *cli.Env) *cobra.Command {

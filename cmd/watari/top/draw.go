@@ -23,7 +23,7 @@ const headings = 3
 // stripLength is how many pictures a strip shows.
 const stripLength = 30
 
-// strips are the last values of hosts and guests, as parts of what they can use, by name. Names of hosts begin with "/".
+// strips are the latest values of hosts and guests, as shares of their capacity, by name. Hosts' names begin with "/".
 type strips map[string][]float64
 
 func (s strips) add(p *picture) {
@@ -104,11 +104,11 @@ func capacity(h *v1.Host) float64 {
 	return cmp.Or(h.GetInfo().GetCpuShare(), math.Max(1, float64(h.GetInfo().GetCores())))
 }
 
-// besides is the width of a line without a strip, with some room for what the owner does.
+// besides is the width of a line without a strip, with some room for the owner's activity.
 const besides = 95
 
-// draw returns the picture in lines of at most width characters; 0: any number. Without strips, or without room for some
-// values of them, their column is left out.
+// draw returns the picture in lines of at most width characters; 0: no limit. It leaves out the strips' column if there are
+// no strips, or no room for some of their values.
 func draw(p *picture, s strips, width int) string {
 	var lines []string
 	add := func(format string, args ...any) {
@@ -167,7 +167,7 @@ func (p *picture) move(g *v1.Guest) string {
 	return text
 }
 
-// withdrawn says which policies keep guests from a host: "withdrawn by harvest for 2m5s".
+// withdrawn describes which policies keep guests from a host: "withdrawn by harvest for 2m5s".
 func withdrawn(now time.Time, h *v1.Host) string {
 	var parts []string
 	for _, w := range h.GetWithdrawn() {
@@ -184,7 +184,7 @@ func joined(separator string, parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
 }
 
-// activity says when the owner was there: "ann, typed 3 s ago".
+// activity describes when the owner was there: "ann, typed 3 s ago".
 func activity(a *v1.OwnerActivity) string {
 	if a == nil {
 		return ""
@@ -205,7 +205,7 @@ func activity(a *v1.OwnerActivity) string {
 	return strings.Join(parts, ", ")
 }
 
-// cut shortens a line to a number of characters; 0: any number.
+// cut shortens a line to a number of characters; 0: no limit.
 func cut(line string, width int) string {
 	if width <= 0 || utf8.RuneCountInString(line) <= width {
 		return line

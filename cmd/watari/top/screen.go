@@ -1,6 +1,6 @@
 package top
 
-// screen.go - the terminal: keys, and the picture that is renewed.
+// screen.go - the terminal: keys, and the picture, which is redrawn.
 
 import (
 	"strings"
@@ -16,27 +16,27 @@ const (
 	patience = 5 * time.Second // for an answer of the manager
 )
 
-// trouble is why there is no new picture.
+// trouble is the reason why there is no new picture.
 type trouble struct{ error }
 
-// renew is the time for a new picture.
+// renew asks for a new picture.
 type renew struct{}
 
-// screen is what the terminal shows.
+// screen is the state of the terminal.
 type screen struct {
 	width, height int
-	guests        bool // are shown
-	first         int  // line under the heading that is shown first
+	guests        bool // guests are shown
+	first         int  // first line shown under the heading
 	picture       *picture
 	strips        strips
 	trouble       string
 	look          func() tea.Msg
 }
 
-// Init asks for the first picture.
+// Init requests the first picture.
 func (s *screen) Init() tea.Cmd { return s.look }
 
-// Update takes keys, pictures and the terminal's size.
+// Update handles keys, pictures and changes of the terminal's size.
 func (s *screen) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	switch message := message.(type) {
 	case tea.WindowSizeMsg:
@@ -86,7 +86,7 @@ func (s *screen) View() tea.View {
 	return view
 }
 
-// text is the screen's content, as many lines as the terminal has, but one of the body at least.
+// text returns the screen's content: as many lines as the terminal has, but at least one of the body.
 func (s *screen) text() string {
 	if s.picture == nil {
 		if s.trouble != "" {

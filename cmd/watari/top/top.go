@@ -1,4 +1,4 @@
-// Package top implements `watari top`: who uses the hosts, as it happens.
+// Package top implements `watari top`: a live view of who uses the hosts.
 package top
 
 import (
@@ -46,7 +46,7 @@ func New(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// picture is what the manager says at one moment.
+// picture is the manager's answer at one moment.
 type picture struct {
 	at      time.Time
 	hosts   []*v1.Host
@@ -85,7 +85,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height i
 	}}
 	_, err := tea.NewProgram(s, tea.WithContext(ctx), tea.WithInput(env.In), tea.WithOutput(env.Out), tea.WithoutSignalHandler()).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
-		return nil // Ctrl-C ends it, as q does
+		return nil // Ctrl-C ends the command, like q
 	}
 	return err
 }

@@ -33,7 +33,7 @@ func newRevoke(env *cli.Env) *cobra.Command {
 			if response.Msg.User.GetRole() == v1.Role_ROLE_ADMIN {
 				admin = " --admin"
 			}
-			return env.Done(response.Msg.User, "the certificates of user %[1]s are void; make a token for a new one with `watari user add %[1]s%[2]s`", args[0], admin)
+			return env.Done(response.Msg.User, "the certificates of user %[1]s are void; make a token for a new certificate with `watari user add %[1]s%[2]s`", args[0], admin)
 		}),
 	}
 }

@@ -45,7 +45,7 @@ func table(w io.Writer, env *cli.Env, users []*v1.User) {
 	t.Write(w)
 }
 
-// calls says whether a user's calls are honoured.
+// calls describes whether a user's calls are accepted.
 func calls(u *v1.User) string {
 	if u.GetDisabled() != nil {
 		return "refused"

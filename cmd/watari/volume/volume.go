@@ -92,10 +92,10 @@ func newCreate(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// usualEvery is how often snapshots are made of a volume that has replicas.
+// usualEvery is the default interval of snapshots of a volume that has replicas.
 const usualEvery = 15 * time.Minute
 
-// on says on which host a volume is; empty: on none.
+// on names the host of a volume; empty: none.
 func on(v *v1.Volume) string {
 	if v.GetHost() == "" {
 		return ""
@@ -187,7 +187,7 @@ func describe(w io.Writer, env *cli.Env, v *v1.Volume) {
 	)
 }
 
-// restored says to what a volume has gone back, or is going, for people; empty: to nothing.
+// restored describes the snapshot to which a volume was restored, or is being restored; empty: none.
 func restored(r *v1.Restore) string {
 	if r == nil {
 		return ""
@@ -199,7 +199,7 @@ func restored(r *v1.Restore) string {
 	return text
 }
 
-// snapshots says when snapshots are made, for people.
+// snapshots describes when snapshots are made.
 func snapshots(plan *v1.CheckpointPlan) string {
 	if plan.GetEverySeconds() == 0 {
 		return "only when asked for"

@@ -1,7 +1,7 @@
 package checkpoint
 
-// apart.go - writes a state in another process, which takes only the processors' time that nobody else wants. Compressing a
-// guest's memory takes much of it, while the guest and its cluster's program are to go on.
+// writer.go - writes a state in a separate process, at the lowest CPU priority. Compressing a guest's memory takes much CPU
+// time, and the guest and its cluster's program must not be slowed down.
 
 import (
 	"bufio"
@@ -20,24 +20,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Job is the writing of one state.
+// Job describes the writing of one state.
 type Job struct {
 	Path      string
-	Recipient string // age's
-	Limit     int64  // see Options
+	Recipient string // an age recipient
+	Limit     int64  // Limit, Spare and Layout: see Options
 	Spare     int64
 	Layout    Layout
-	Base      *Stored // a file on which this one may build; nil: it has all of the state
+	Base      *Stored // the file on which this one may build; nil: write the whole state
 }
 
-// apartAnswer is what the other process says: that it is ready, and then how the writing has ended.
-type apartAnswer struct {
+// writerAnswer is a message of the writing process. The first says that it is ready, the second how the writing ended.
+type writerAnswer struct {
 	File   *File  `json:",omitempty"`
 	Error  string `json:",omitempty"`
 	NoRoom bool   `json:",omitempty"` // the error is an ErrNoRoom
 }
 
-func (a apartAnswer) err() error {
+func (a writerAnswer) err() error {
 	switch {
 	case a.Error == "":
 		return nil
@@ -47,24 +47,25 @@ func (a apartAnswer) err() error {
 	return errors.New(a.Error)
 }
 
-// noRoomError is an ErrNoRoom of the other process.
+// noRoomError is an ErrNoRoom that the writing process reported.
 type noRoomError struct{ text string }
 
 func (e *noRoomError) Error() string { return e.text }
 
 func (e *noRoomError) Is(target error) bool { return target == ErrNoRoom }
 
-// The state goes to the other process in frames: a length of four bytes, and as many bytes. The length 0 says that it was all.
+// frameSize is the largest frame. A state reaches the writing process in frames: a length of four bytes, and as many bytes.
+// A frame of length 0 ends the state.
 const frameSize = 256 << 10
 
-// Serve is the other process's work: it reads a Job and a state, and writes the state. It discards what it has written if in ends
-// too early, as it does when the process dies that wants it.
+// Serve runs in the writing process: it reads a Job and a state, and writes the state to the job's file. If in ends too
+// early, for example because the agent died, Serve removes what it has written.
 func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	from := bufio.NewReaderSize(in, frameSize)
-	say := func(a apartAnswer) error { return json.NewEncoder(out).Encode(a) }
+	say := func(a writerAnswer) error { return json.NewEncoder(out).Encode(a) }
 	line, err := from.ReadBytes('\n')
 	if err != nil {
-		return nil // it is not wanted any more
+		return nil // the agent no longer wants the state
 	}
 	var job Job
 	if err := json.Unmarshal(line, &job); err != nil {
@@ -72,26 +73,26 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	o := Options{Limit: job.Limit, Spare: job.Spare, Layout: job.Layout}
 	if o.Recipient, err = age.ParseX25519Recipient(job.Recipient); err != nil {
-		return say(apartAnswer{Error: err.Error()})
+		return say(writerAnswer{Error: err.Error()})
 	}
 	if job.Base != nil {
 		o.Base = LoadBase(*job.Base)
 	}
-	if err := say(apartAnswer{}); err != nil {
+	if err := say(writerAnswer{}); err != nil {
 		return err
 	}
 	f, err := Write(ctx, job.Path, &frames{from: from}, o)
 	if err != nil {
-		return say(apartAnswer{Error: err.Error(), NoRoom: errors.Is(err, ErrNoRoom)})
+		return say(writerAnswer{Error: err.Error(), NoRoom: errors.Is(err, ErrNoRoom)})
 	}
-	return say(apartAnswer{File: &f})
+	return say(writerAnswer{File: &f})
 }
 
-// frames reads a state from frames. It returns io.EOF only after the last.
+// frames reads a state from frames. It returns io.EOF only after the frame of length 0.
 type frames struct {
 	from *bufio.Reader
-	left uint32 // of the present frame
-	over bool   // the last frame has come
+	left uint32 // bytes left of the present frame
+	over bool   // the frame of length 0 has come
 }
 
 // Read implements io.Reader.
@@ -121,18 +122,20 @@ func early(err error) error {
 	return err
 }
 
-// Apart is a process that writes a state. One goroutine may use it.
-type Apart struct {
+// Writer is a process that writes a state. One goroutine may use it.
+type Writer struct {
 	command *exec.Cmd
 	in      io.WriteCloser
 	out     *json.Decoder
 }
 
-// readyTime is how long such a process may take to start, and to read what an earlier file has.
+// readyTime is how long the writing process may take to start and to load the index of the base, and how long it may take to
+// end.
 const readyTime = 20 * time.Second
 
-// StartApart starts a process that calls Serve, and returns when it is ready. From then on it stands back behind others. The caller closes it.
-func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
+// StartWriter starts a process that calls Serve, and returns when the process is ready. It then sets the process to the
+// lowest CPU priority. The caller must call Close.
+func StartWriter(command *exec.Cmd, job Job) (*Writer, error) {
 	in, err := command.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -144,7 +147,7 @@ func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("start the process that writes a checkpoint: %w", err)
 	}
-	a := &Apart{command: command, in: in, out: json.NewDecoder(out)}
+	a := &Writer{command: command, in: in, out: json.NewDecoder(out)}
 	late := time.AfterFunc(readyTime, func() { _ = command.Process.Kill() })
 	defer late.Stop()
 	text, err := json.Marshal(job)
@@ -152,7 +155,7 @@ func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
 		_, err = in.Write(append(text, '\n'))
 	}
 	if err == nil {
-		err = a.hear(&apartAnswer{})
+		err = a.readAnswer(&writerAnswer{})
 	}
 	if err != nil {
 		a.Close()
@@ -162,39 +165,39 @@ func StartApart(command *exec.Cmd, job Job) (*Apart, error) {
 	return a, nil
 }
 
-func (a *Apart) hear(answer *apartAnswer) error {
+func (a *Writer) readAnswer(answer *writerAnswer) error {
 	if err := a.out.Decode(answer); err != nil {
 		return fmt.Errorf("it ended: %w", err)
 	}
 	return answer.err()
 }
 
-// Write passes all of a state, and returns what Write of this package does. When ctx ends, or the state cannot be read, the file is
-// discarded.
-func (a *Apart) Write(ctx context.Context, state io.Reader) (File, error) {
-	stop := context.AfterFunc(ctx, func() { a.in.Close() }) // it notices, and removes what it has written
+// Write sends a state to the process, and returns the result of the package's Write. When ctx ends, or the state cannot be
+// read, the process discards the file.
+func (a *Writer) Write(ctx context.Context, state io.Reader) (File, error) {
+	stop := context.AfterFunc(ctx, func() { a.in.Close() }) // the process then removes what it has written
 	defer stop()
 	failed := a.pass(state)
 	if failed != nil {
 		a.in.Close()
 	}
-	var answer apartAnswer
-	err := a.hear(&answer)
+	var answer writerAnswer
+	err := a.readAnswer(&answer)
 	switch {
 	case ctx.Err() != nil:
 		return File{}, ctx.Err()
 	case err != nil && failed != nil && !errors.Is(failed, unix.EPIPE) && !errors.Is(failed, os.ErrClosed):
-		return File{}, failed // what the other says follows from it
+		return File{}, failed // the process's error follows from this one
 	case err != nil:
 		return File{}, err
 	case answer.File == nil:
-		return File{}, errors.New("the process that writes a checkpoint says nothing of the file")
+		return File{}, errors.New("the process that writes a checkpoint reported no file")
 	}
 	return *answer.File, nil
 }
 
-// pass passes a state.
-func (a *Apart) pass(state io.Reader) error {
+// pass sends a state in frames.
+func (a *Writer) pass(state io.Reader) error {
 	frame := make([]byte, 4+frameSize)
 	for {
 		n, err := state.Read(frame[4:])
@@ -214,14 +217,14 @@ func (a *Apart) pass(state io.Reader) error {
 	}
 }
 
-// lowest is the niceness at which a process gets hardly more than what others leave of the processors (nice(1)).
+// lowest is the lowest CPU priority: the process gets hardly more CPU time than others leave idle (nice(1)).
 const lowest = 19
 
-// Hurry gives the process as much of the processors as others have: what it is to write does not wait any longer.
-func (a *Apart) Hurry() { a.setNice(0) }
+// Hurry gives the process normal CPU priority: the writing no longer waits for idle CPU time.
+func (a *Writer) Hurry() { a.setNice(0) }
 
-func (a *Apart) setNice(niceness int) {
-	for range 2 { // new threads are as nice as the thread that makes them, which may have been another's turn
+func (a *Writer) setNice(niceness int) {
+	for range 2 { // twice: a thread inherits its creator's niceness, and the creator may have been changed only after this thread was made
 		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.command.Process.Pid))
 		for _, thread := range threads {
 			if id, err := strconv.Atoi(thread.Name()); err == nil {
@@ -231,8 +234,8 @@ func (a *Apart) setNice(niceness int) {
 	}
 }
 
-// Close ends the process.
-func (a *Apart) Close() {
+// Close ends the process. It kills a process that has not ended after readyTime.
+func (a *Writer) Close() {
 	a.in.Close()
 	late := time.AfterFunc(readyTime, func() { _ = a.command.Process.Kill() })
 	defer late.Stop()

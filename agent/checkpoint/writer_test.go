@@ -14,7 +14,7 @@ import (
 	"filippo.io/age"
 )
 
-// TestMain makes this program a writer if the environment says so.
+// TestMain makes this program a writer if the environment asks for it.
 func TestMain(m *testing.M) {
 	if os.Getenv("WATARI_WRITER") != "" {
 		if err := Serve(context.Background(), os.Stdin, os.Stdout); err != nil {
@@ -25,10 +25,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func apart(t *testing.T, job Job) *Apart {
+func startWriter(t *testing.T, job Job) *Writer {
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), "WATARI_WRITER=1")
-	a, err := StartApart(command, job)
+	a, err := StartWriter(command, job)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +44,13 @@ func TestAStateIsWrittenByAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	state := bytes.Repeat([]byte("a guest's memory "), 100_000)
 	job := Job{Path: filepath.Join(dir, "one"), Recipient: key.Recipient().String(), Layout: Disk}
-	first, err := apart(t, job).Write(t.Context(), bytes.NewReader(state))
+	first, err := startWriter(t, job).Write(t.Context(), bytes.NewReader(state))
 	if err != nil || first.State != int64(len(state)) {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	earlier := Stored{Path: job.Path, File: first}
 	job.Path, job.Base = filepath.Join(dir, "two"), &earlier
-	later := apart(t, job)
+	later := startWriter(t, job)
 	later.Hurry()
 	state[5] = 'X'
 	second, err := later.Write(t.Context(), bytes.NewReader(state))
@@ -66,7 +66,7 @@ func TestAStateIsWrittenByAnotherProcess(t *testing.T) {
 	}
 }
 
-// broken is a state that cannot be read to its end.
+// broken is a state that fails with an error before its end.
 type broken struct{ io.Reader }
 
 func (b broken) Read(p []byte) (int, error) {
@@ -100,7 +100,7 @@ func TestAStateThatIsNotWholeIsNotAFile(t *testing.T) {
 		}
 	}
 	state := bytes.Repeat([]byte("x"), 1<<20)
-	if _, err := apart(t, job).Write(t.Context(), broken{bytes.NewReader(state)}); err == nil || err.Error() != "QEMU has ended" {
+	if _, err := startWriter(t, job).Write(t.Context(), broken{bytes.NewReader(state)}); err == nil || err.Error() != "QEMU has ended" {
 		t.Errorf("the state breaks off: %v", err)
 	}
 	nothing("the state breaks off")
@@ -111,22 +111,22 @@ func TestAStateThatIsNotWholeIsNotAFile(t *testing.T) {
 		cancel()
 		w.CloseWithError(context.Canceled)
 	}()
-	if _, err := apart(t, job).Write(ctx, r); !errors.Is(err, context.Canceled) {
+	if _, err := startWriter(t, job).Write(ctx, r); !errors.Is(err, context.Canceled) {
 		t.Errorf("it is given up: %v", err)
 	}
 	nothing("it is given up")
 	job.Limit = 10
-	if _, err := apart(t, job).Write(t.Context(), bytes.NewReader(state)); !errors.Is(err, ErrNoRoom) {
+	if _, err := startWriter(t, job).Write(t.Context(), bytes.NewReader(state)); !errors.Is(err, ErrNoRoom) {
 		t.Errorf("it is too large: %v", err)
 	}
 	nothing("it is too large")
-	dead := apart(t, Job{Path: filepath.Join(dir, "file"), Recipient: key.Recipient().String()})
+	dead := startWriter(t, Job{Path: filepath.Join(dir, "file"), Recipient: key.Recipient().String()})
 	_ = dead.command.Process.Kill()
 	if _, err := dead.Write(t.Context(), bytes.NewReader(state)); err == nil {
 		t.Error("the process was killed, and nobody says so")
 	}
-	a := apart(t, Job{Path: filepath.Join(dir, "file"), Recipient: key.Recipient().String()})
-	_, _ = a.in.Write([]byte{0, 0, 0, 2, 'a'}) // and then the agent dies
+	a := startWriter(t, Job{Path: filepath.Join(dir, "file"), Recipient: key.Recipient().String()})
+	_, _ = a.in.Write([]byte{0, 0, 0, 2, 'a'}) // then the agent dies
 	a.Close()
 	nothing("the agent dies")
 }
