@@ -57,12 +57,12 @@ test-unit: build
 test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI programs (root for Debian packages only)
 	@scripts/setup.sh build pm/packages
 	@echo "== PM: library and provider"
-	@$(PM) -j$$(nproc) test
+	@$(PM) -j3 test
 	@echo "== PM: models, all interleavings, and fuzzing beside them"
 	@$(PM) -j$$(nproc) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) model fuzz
 	@echo "== PM: with sanitizers"
-	@$(PM) -j$$(nproc) asan
-	@$(if $(WATARI_TEST_FULL),$(PM) -j$$(nproc) tsan)
+	@$(PM) -j3 asan
+	@$(if $(WATARI_TEST_FULL),$(PM) -j3 tsan)
 	@echo "== PM: MPI programs over it"
 	@$(PM) test-mpi
 
