@@ -251,6 +251,9 @@ func (h *host) loseTakings() {
 	h.takings = map[string]*taking{}
 }
 
+// mostFailures is the number of failures after which a host reports that it cannot fetch a file. It goes on trying.
+const mostFailures = 5
+
 // fetchFile fetches a file from another host, and tries again while orders ask for the file.
 func (h *host) fetchFile(key fileOf, epoch uint64) {
 	life := h.life
@@ -259,14 +262,16 @@ func (h *host) fetchFile(key fileOf, epoch uint64) {
 			return
 		}
 		full := h.full || h.cramped
-		if full != h.refused[key] {
-			h.refused[key] = full
-			h.turnedDown[key] = h.turnedDown[key] || full
+		if refuse := full || h.failures[key] >= mostFailures; refuse != h.refused[key] {
+			h.refused[key] = refuse
+			h.turnedDown[key] = h.turnedDown[key] || refuse
 			h.report()
 		}
+		h.failures[key]++
 		for _, name := range h.sim.names {
 			if other := h.sim.hosts[name]; !full && other != h && !h.sim.apart(h, other) && other.agent != nil && other.files[key] != 0 && !other.altered[key] {
 				h.files[key] = epoch
+				delete(h.failures, key)
 				h.report()
 				return
 			}
@@ -284,6 +289,7 @@ func (h *host) dropFile(key fileOf) {
 	delete(h.files, key)
 	delete(h.verified, key)
 	delete(h.altered, key)
+	delete(h.failures, key)
 }
 
 // readFile reports whether a file is here and whole. It removes a file that is not whole.
