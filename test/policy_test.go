@@ -69,7 +69,10 @@ func left(t *testing.T, name, host string) {
 	})
 }
 
-const ticking = "echo begun; for i in $(seq 40); do echo tick $i; sleep 1; done"
+// ticking writes a line each second, or whatever pause is, 40 times.
+func ticking(pause string) string {
+	return "echo begun; for i in $(seq 40); do echo tick $i; sleep " + pause + "; done"
+}
 
 // The owner of a machine comes back: the guests leave, their programs continue, and the machine takes guests again after the
 // owner has left.
@@ -79,7 +82,7 @@ func TestTheOwnerComesBack(t *testing.T) {
 	host := guestNamed(t, "lent-0").Host
 	unmarked := mark(t, "lent-0", "lent-1")
 	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host)))
-	must(t, "run", "lent", "--name", "lent-run", "--detach", "--", "sh", "-c", ticking)
+	must(t, "run", "lent", "--name", "lent-run", "--detach", "--", "sh", "-c", ticking("0.5"))
 	started(t, "lent-run")
 	leave := owner(t, host, "types")
 	withdrawn(t, host, true)
@@ -116,7 +119,7 @@ func TestAllOwnersComeBack(t *testing.T) {
 	settled(t, "all", 1)
 	unmarked := mark(t, "all-0")
 	host, uid := guestNamed(t, "all-0").Host, guestNamed(t, "all-0").Meta.UID
-	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true")+"  suspend_after: 15s\n")
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true")+"  suspend_after: 10s\n")
 	var away []func()
 	other := ""
 	for _, h := range hosts {
@@ -132,7 +135,7 @@ func TestAllOwnersComeBack(t *testing.T) {
 			withdrawn(t, h, true)
 		}
 	}
-	must(t, "run", "all", "--name", "all-run", "--detach", "--", "sh", "-c", ticking)
+	must(t, "run", "all", "--name", "all-run", "--detach", "--", "sh", "-c", ticking("0.7"))
 	started(t, "all-run")
 	away = append(away, owner(t, host, "types"))
 	withdrawn(t, host, true)
@@ -196,9 +199,9 @@ func TestMaintenance(t *testing.T) {
 	newCluster(t, "care", 1, "--site", "a")
 	settled(t, "care", 1)
 	host := guestNamed(t, "care-0").Host
-	begin := time.Now().Add(10 * time.Second)
+	begin := time.Now().Add(8 * time.Second)
 	applyPolicy(t, fmt.Sprintf("maintenance:\n  windows:\n  - match: host.name == %q\n    begin: %s\n    end: %s\n    lead: 5s\n", host,
-		begin.Format(time.RFC3339), begin.Add(25*time.Second).Format(time.RFC3339)))
+		begin.Format(time.RFC3339), begin.Add(15*time.Second).Format(time.RFC3339)))
 	withdrawn(t, host, true)
 	left(t, "care-0", host)
 	if now := time.Now(); now.Before(begin.Add(-5 * time.Second)) {
