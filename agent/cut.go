@@ -23,8 +23,8 @@ const (
 	answerTime = 2 * time.Second
 	// prepareTime bounds how long the host waits for the order to stop its guests.
 	prepareTime = 2 * decider.PrepareWait
-	// hurryAfter is how long a file is written at the lowest CPU priority. After that, the writing process gets normal
-	// priority.
+	// hurryAfter is how long a file is written at the lowest CPU priority at most. Then, or earlier if it falls behind
+	// (Snapshot.Behind), the writing process gets normal priority.
 	hurryAfter = time.Minute
 )
 
@@ -245,7 +245,8 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 	return process, process.Whole(answerTime)
 }
 
-// prepare starts the processes that the cut needs before the guests are stopped, so that they are stopped only briefly.
+// prepare prepares the snapshots and starts the writing processes and the holder before the guests are stopped, so that they
+// are stopped only briefly.
 func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 	k := c.keeper
 	saver := k.agent.config.Saver

@@ -21,7 +21,7 @@ import (
 
 // verified records the verifications of a file on this host.
 type verified struct {
-	read, reading string // the verification for which the file was read, and the one for which it is being read
+	read, reading string // the verification for which the file was read and is intact, and the one under way
 	tried, trying string // the same for trials
 	triedError    string
 }

@@ -32,7 +32,8 @@ const (
 	checkpointCopies = 2
 	// checkpointPass is the time to the next decision while a checkpoint is under way.
 	checkpointPass = 250 * time.Millisecond
-	// checkpointSlack bounds the size of a file: the guest's memory, or the volume's size, and 1/checkpointSlack of it more.
+	// checkpointSlack bounds the size of a file: the guest's memory, or the volume's size, and 1/checkpointSlack of it and
+	// savedState more.
 	checkpointSlack = 10
 )
 

@@ -319,7 +319,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	return why
 }
 
-// mustStay says why a policy with these bounds must not move a guest now, apart from the number of its moves; empty: it may.
+// mustStay says why a policy with these bounds must not move a guest now, apart from MovesPerHour (spent); empty: it may.
 // ended are the guest's ended moves. For a policy that makes guests leave hosts, only moves by such policies count: a guest
 // that was moved for another reason must not stay on a host whose owner is back. until is when the reason ends, if that is
 // known.

@@ -298,7 +298,7 @@ func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	case m != nil:
 		return "it is moving"
 	case unwanted(l.Objects, g):
-		return "it is being stopped or deleted"
+		return "it is being stopped, deleted or restored"
 	case h.GetDraining() || len(h.GetWithdrawn()) > 0:
 		return "it has to leave its host"
 	case !connected || seen.GetEpoch() != g.Epoch || seen.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING || !seen.GetReady():

@@ -98,8 +98,8 @@ func (p *pass) paths() {
 	p.probe()
 }
 
-// mayNeed adds the pairs of a host that may need a relay: pairs for which the host reports silence, and pairs in which both
-// hosts only dial out.
+// mayNeed adds the pairs of a host that may need a relay: pairs for which the host reports silence, and pairs of hosts of
+// different sites that share a cluster's network and both only dial out.
 func (p *pass) mayNeed(found map[hostPair]bool, host string) {
 	report, _, connected := p.Observed(host)
 	info := p.Hosts[host].GetInfo()

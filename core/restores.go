@@ -182,8 +182,8 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	}
 }
 
-// filesAway is how long a file may be out of reach before a cluster that has lost a guest goes back to an older checkpoint.
-// A restore that a person asked for waits until the hosts of its checkpoint are back.
+// filesAway is how long a file may be out of reach before a cluster that has lost a guest, or the host of its volume, goes
+// back to an older checkpoint. A restore that a person asked for waits until the hosts of its checkpoint are back.
 const filesAway = time.Minute
 
 // outOfReach names a guest that is not restored yet, or the volume, if one of its files is out of reach; empty: there is
@@ -243,8 +243,8 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
-// rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again, unless they are
-// cancelled; runs that have begun since have failed.
+// rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again, unless they are being
+// cancelled. All other runs that have begun and not ended fail.
 func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 	ran := map[string]bool{}
 	for _, r := range from.Runs {

@@ -51,7 +51,7 @@ func (m *Machine) Renew(now time.Time, heard time.Duration, guests []*v1.LeasedG
 // longestLease bounds the lease that a manager can ask for.
 const longestLease = 30 * 24 * time.Hour
 
-// lasts reports whether the lease of a copy of a guest has not ended.
+// lasts reports whether a copy of a guest has a lease that has not ended; false, too, if no lease of it is known.
 func (m *Machine) lasts(uid string, epoch uint64) bool {
 	l := m.leases[uid]
 	return l.epoch == epoch && m.clock < l.until

@@ -46,8 +46,8 @@ type Observed struct {
 	SendDone  bool    // libvirt has confirmed the transfer
 	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.
 	EarlierBoot bool
-	// Lapsed: the record's epoch needs a lease, and its lease has ended. Unleased: the epoch of the orders needs a lease,
-	// and has none that lasts.
+	// Lapsed: the record's epoch needs a lease, and has none that lasts: it has ended, or none is known. Unleased: the same
+	// of the epoch of the orders.
 	Lapsed, Unleased bool
 	Unread           error // why the existing record cannot be read now
 }

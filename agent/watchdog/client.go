@@ -31,8 +31,8 @@ type Client struct {
 }
 
 // Keep tells the watchdog all guests with leases, and until when each may run, by Clock. After Keep has returned nil, the
-// watchdog ends each guest at its time, unless a later call extends it. unguarded has the guests that would outlive the
-// watchdog, and the reason. Keep starts a watchdog if none runs and guests is not empty.
+// watchdog ends each guest at its time, unless a later call extends it or leaves the guest out. unguarded has the guests
+// that would outlive the watchdog, and the reason. Keep starts a watchdog if none runs and guests is not empty.
 func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

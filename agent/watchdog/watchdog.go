@@ -170,7 +170,7 @@ func (w *Watchdog) agent(change int) {
 	w.mu.Unlock()
 }
 
-// take carries out a request. It never shortens a guest's time.
+// take carries out a request. It never shortens the time of a guest, but drops guests that the request leaves out.
 func (w *Watchdog) take(r Request) Response {
 	w.mu.Lock()
 	if r.Guests != nil {

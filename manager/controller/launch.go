@@ -55,7 +55,7 @@ var openMPIOverPM = map[string]string{
 var pm = map[string]string{
 	"FI_PROVIDER":      "pm",
 	"FI_PROVIDER_PATH": providers,
-	"PM_PATIENCE":      "1000000000", // seconds: no limit, because a guest may be unreachable for long
+	"PM_PATIENCE":      "1000000000", // seconds: no limit; a guest may be unreachable for long, and its loss ends the run
 }
 
 // mpich are the same parameters for MPICH, whose launcher is Hydra and whose transport is UCX.

@@ -425,7 +425,7 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 // report is nil if the host has sent none since the manager began. The report is shared: do not change it. A host counts as
 // connected from its first report on, so a connected host's report is never older than its connection. While reports differ
 // only in figures, Observed returns the first of them: readers detect a change by the pointer. Load returns the figures of
-// the last report. Reports with equal info share one info pointer.
+// the last report. A report whose info equals that of the host's report before has the same info pointer.
 func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
