@@ -202,7 +202,7 @@ func validUID(uid string) bool {
 const fetchAgain = 2 * time.Second
 
 // mostFailures is the number of failures after which the host reports that it cannot keep a copy; the manager then asks
-// another host, also for a guest that was to be restored here. This host goes on trying while it is ordered to.
+// another host. This host goes on trying while it is ordered to, because the guest may have no better place for its restore.
 const mostFailures = 5
 
 // keep fetches a missing file. It tries until the file is here or no longer wanted. k.mu is held.
@@ -488,13 +488,13 @@ func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
 	return !slices.ContainsFunc(chainOf(from, uid), func(n neededFile) bool { return !validUID(n.key.checkpoint) || k.files[n.key].File != n.file })
 }
 
-// notFetched returns why this host cannot fetch one of the files from which a guest or a volume is restored: it lacks room, or
-// mostFailures attempts have failed, because the hosts that have the file cannot be dialled, for instance. nil: no file was refused.
-func (k *checkpointKeeper) notFetched(from *v1.RestoreOrder, uid string) error {
+// lacksRoom returns the error if a file from which a guest or a volume is restored does not fit on this host; nil: none was refused
+// for lack of room. Other failures do not count: a restore waits for the hosts that have its files.
+func (k *checkpointKeeper) lacksRoom(from *v1.RestoreOrder, uid string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, n := range chainOf(from, uid) {
-		if err := k.refused[n.key]; err != nil {
+		if err := k.refused[n.key]; errors.Is(err, checkpoint.ErrNoRoom) {
 			return err
 		}
 	}
@@ -511,8 +511,8 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 		if k.has(w.Restore, w.Uid) {
 			return nil
 		}
-		if err := k.notFetched(w.Restore, w.Uid); err != nil {
-			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may succeed
+		if err := k.lacksRoom(w.Restore, w.Uid); err != nil {
+			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may have room
 		}
 		select {
 		case <-ctx.Done():

@@ -396,9 +396,13 @@ func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
 	return has
 }
 
-// notFetched reports whether the host has refused to fetch one of the files from which a guest is restored.
-func (h *host) notFetched(w *v1.RestoreOrder, uid string) bool {
-	return h.refused[fileOf{w.CheckpointId, uid}] || slices.ContainsFunc(w.Bases, func(b *v1.BaseFile) bool { return h.refused[fileOf{b.CheckpointId, uid}] })
+// lacksRoom reports whether the host has no room for a file from which a guest is restored.
+func (h *host) lacksRoom(w *v1.RestoreOrder, uid string) bool {
+	refuses := func(checkpoint string) bool {
+		key := fileOf{checkpoint, uid}
+		return h.refused[key] && h.files[key] == 0
+	}
+	return (h.full || h.cramped) && (refuses(w.CheckpointId) || slices.ContainsFunc(w.Bases, func(b *v1.BaseFile) bool { return refuses(b.CheckpointId) }))
 }
 
 // restore creates a paused copy from a file.

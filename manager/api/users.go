@@ -242,7 +242,7 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 		case u == nil:
 			return nil, missing("user", name, snap.Users)
 		case name == Admin || name == callerOf(ctx).name:
-			return nil, fail(connect.CodeFailedPrecondition, "you cannot remove yourself (user %s): another administrator must do it", name)
+			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be removed: you cannot remove yourself, nor the first administrator, whom `watari user disable` keeps out", name)
 		}
 		for things, names := range map[string][]string{"clusters": ownedBy(name, snap.Clusters), "volumes": ownedBy(name, snap.Volumes)} {
 			if len(names) > 0 {
