@@ -599,8 +599,8 @@ func (p *pass) stateLimit(m *v1.CheckpointMember, isVolume bool) uint64 {
 // savedState bounds the state of a guest's devices in a checkpoint, bytes.
 const savedState = 64 << 20
 
-// copiesOf returns the number of hosts that keep each file of a checkpoint.
-func copiesOf(c *v1.Checkpoint) int { return int(cmp.Or(c.Copies, checkpointCopies)) }
+// CopiesOf returns the number of hosts that keep each file of a checkpoint.
+func CopiesOf(c *v1.Checkpoint) int { return int(cmp.Or(c.Copies, checkpointCopies)) }
 
 // fetchers returns the hosts that are to fetch a member's file: the host that restores it, and one for another copy.
 func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
@@ -622,7 +622,7 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 	if restores != "" && !slices.Contains(m.File.GetHosts(), restores) {
 		hosts = append(hosts, restores)
 	}
-	if len(m.File.GetHosts()) < copiesOf(c) {
+	if len(m.File.GetHosts()) < CopiesOf(c) {
 		if host := p.copyTarget(c, m); host != "" && !slices.Contains(hosts, host) {
 			hosts = append(hosts, host)
 		}

@@ -367,7 +367,7 @@ func checkpointHosts(c *v1.Checkpoint) (hosts []string) {
 
 // uncopied reports whether files of a whole checkpoint are on too few hosts.
 func uncopied(c *v1.Checkpoint) bool {
-	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < copiesOf(c) })
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < CopiesOf(c) })
 }
 
 // markCheckpoint marks the hosts that have, or may have to fetch, files of this checkpoint or of others of its cluster or

@@ -110,6 +110,6 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 // awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.
 func (p *pass) awaitsCopies(c *v1.Checkpoint) bool {
 	return slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
-		return len(m.File.GetHosts()) < copiesOf(c) && p.copyTarget(c, m) != ""
+		return len(m.File.GetHosts()) < CopiesOf(c) && p.copyTarget(c, m) != ""
 	})
 }

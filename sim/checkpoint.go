@@ -547,7 +547,7 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 func (s *Sim) withoutCopies(c *v1.Checkpoint) string {
 	for _, m := range checkpoint.Files(c) {
 		hosts := m.File.GetHosts()
-		if len(hosts) == 0 || len(hosts) >= int(cmp.Or(c.Copies, 2)) {
+		if len(hosts) == 0 || len(hosts) >= core.CopiesOf(c) {
 			continue
 		}
 		key := fileOf{c.Meta.Uid, m.GuestUid}
