@@ -75,6 +75,19 @@ func fileOf(f *v1.CheckpointFile) checkpoint.File {
 // fileKey identifies a file.
 type fileKey struct{ checkpoint, guest string }
 
+// fileFetch is the fetch of a file under way.
+type fileFetch struct {
+	cancel    context.CancelFunc
+	cancelled bool
+	next      *v1.CheckpointWanted // the order that came after it was cancelled; nil: none
+}
+
+// stop cancels the fetch.
+func (f *fileFetch) stop() {
+	f.cancel()
+	f.cancelled, f.next = true, nil
+}
+
 // checkpointKeeper carries out the manager's orders about checkpoints.
 type checkpointKeeper struct {
 	agent *Agent
@@ -85,7 +98,7 @@ type checkpointKeeper struct {
 	cuts     map[string]*cut         // being made, or failed; by checkpoint
 	copies   map[fileKey]*volumeCopy // volumes' copies that are being made, or have failed
 	files    map[fileKey]savedFile
-	fetching map[fileKey]context.CancelFunc
+	fetching map[fileKey]*fileFetch
 	refused  map[fileKey]error // why a file is not fetched: no room on this host, or mostFailures failures
 	verified map[fileKey]*verified
 
@@ -94,7 +107,7 @@ type checkpointKeeper struct {
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]*fileFetch{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{}}
 	k.load()
 	return k
 }
@@ -183,9 +196,9 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 			k.discard(key)
 		}
 	}
-	for key, cancel := range k.fetching {
+	for key, fetch := range k.fetching {
 		if !kept[key] {
-			cancel() // this host is no longer to have the file
+			fetch.stop() // this host is no longer to have the file
 		}
 	}
 	for id, wanted := range begin {
@@ -212,11 +225,18 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	if whole && have.File == wanted.File && (w.Verify != "" || w.Trial != nil) {
 		k.verify(key, w)
 	}
-	if whole && have.File == wanted.File || k.fetching[key] != nil || wanted.File.Digest == "" {
+	if whole && have.File == wanted.File || wanted.File.Digest == "" {
+		return
+	}
+	if before := k.fetching[key]; before != nil {
+		if before.cancelled {
+			before.next = w
+		}
 		return
 	}
 	ctx, cancel := context.WithCancel(k.agent.ctx)
-	k.fetching[key] = cancel
+	this := &fileFetch{cancel: cancel}
+	k.fetching[key] = this
 	go func() {
 		defer cancel()
 		failures := 0
@@ -233,6 +253,9 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 		delete(k.refused, key)
 		if err == nil {
 			k.files[key] = wanted
+		}
+		if this.next != nil {
+			k.keep(key, this.next)
 		}
 		k.mu.Unlock()
 		k.agent.publish()
@@ -343,8 +366,8 @@ func (k *checkpointKeeper) discard(key fileKey) {
 		}
 		delete(k.cuts, key.checkpoint)
 	}
-	if cancel := k.fetching[key]; cancel != nil {
-		cancel()
+	if fetch := k.fetching[key]; fetch != nil {
+		fetch.stop()
 		return
 	}
 	k.remove(key)
@@ -453,9 +476,8 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 	for _, f := range keys {
 		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
 	}
-	states := int64(min(len(chain), 2)) // reading a chain needs the previous state on disk, too
-	if free, spare := k.room(); free < states*int64(from.File.GetStateBytes())+spare {
-		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
+	if err := k.roomForState(from); err != nil {
+		return err
 	}
 	err = checkpoint.Read(ctx, chain, identity, to)
 	var damage *checkpoint.DamagedError
@@ -465,6 +487,15 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 		k.mu.Unlock()
 	}
 	return err
+}
+
+// roomForState returns an error if the disk has no room for the state in the file of a guest or a volume.
+func (k *checkpointKeeper) roomForState(from *v1.RestoreOrder) error {
+	states := int64(min(1+len(from.Bases), 2)) // reading a chain needs the previous state on disk, too
+	if free, spare := k.room(); free < states*int64(from.File.GetStateBytes())+spare {
+		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
+	}
+	return nil
 }
 
 // neededFile is a file that a restore needs.
@@ -488,20 +519,20 @@ func (k *checkpointKeeper) has(from *v1.RestoreOrder, uid string) bool {
 	return !slices.ContainsFunc(chainOf(from, uid), func(n neededFile) bool { return !validUID(n.key.checkpoint) || k.files[n.key].File != n.file })
 }
 
-// lacksRoom returns the error if a file from which a guest or a volume is restored does not fit on this host; nil: none was refused
-// for lack of room. Other failures do not count: a restore waits for the hosts that have its files.
-func (k *checkpointKeeper) lacksRoom(from *v1.RestoreOrder, uid string) error {
+// lacks returns why this host does not get a file from which a guest or a volume is restored; nil: it tries.
+func (k *checkpointKeeper) lacks(from *v1.RestoreOrder, uid string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, n := range chainOf(from, uid) {
-		if err := k.refused[n.key]; errors.Is(err, checkpoint.ErrNoRoom) {
+		if err := k.refused[n.key]; err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitFile waits until this host has the files from which a guest is restored.
+// awaitFile waits until this host has the files from which a guest is restored. It refuses the guest if this host cannot get
+// them, or has no room for its state: another host may.
 func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, step func(string)) error {
 	if k.agent.config.Saver == nil {
 		return errors.New("this host cannot restore guests")
@@ -509,10 +540,13 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 	step("fetching its checkpoint")
 	for {
 		if k.has(w.Restore, w.Uid) {
+			if err := k.roomForState(w.Restore); err != nil {
+				return fmt.Errorf("read its checkpoint: %w", &refusedError{err.Error()})
+			}
 			return nil
 		}
-		if err := k.lacksRoom(w.Restore, w.Uid); err != nil {
-			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()}) // another host may have room
+		if err := k.lacks(w.Restore, w.Uid); err != nil {
+			return fmt.Errorf("fetch its checkpoint: %w", &refusedError{err.Error()})
 		}
 		select {
 		case <-ctx.Done():

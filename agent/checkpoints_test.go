@@ -156,6 +156,63 @@ func TestAFileThatIsNotWantedAnyMoreIsNotFetched(t *testing.T) {
 	}
 }
 
+// slow ends each fetch only when it is told to, even if it was cancelled, as while a file is being verified.
+type slow struct {
+	stubImages
+	begun, end chan struct{}
+}
+
+func (s *slow) Fetch(ctx context.Context, _ *v1.Blob, path string, _ func(string)) error {
+	s.begun <- struct{}{}
+	<-s.end
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return os.WriteFile(path, []byte("state"), 0o600)
+}
+
+// A file may be wanted again before its cancelled fetch has ended. No new order would come.
+func TestAFileThatIsWantedAgainIsFetchedAgain(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	images := &slow{begun: make(chan struct{}), end: make(chan struct{})}
+	k.agent.images = images
+	wanted := []*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP,
+		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:x", Size: 5}}}}
+	k.want(wanted)
+	<-images.begun
+	k.want(nil)
+	k.want(wanted)
+	images.end <- struct{}{}
+	select {
+	case <-images.begun:
+		close(images.end)
+	case <-time.After(10 * fetchAgain):
+		t.Fatal("the file is not fetched again")
+	}
+	for end := time.Now().Add(10 * fetchAgain); len(k.report()) == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the file is not kept")
+		}
+	}
+}
+
+// A restore goes to another host if this one cannot reach the hosts that have its files.
+func TestAHostThatCannotFetchACheckpointRefusesTheGuest(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	k.agent.config.Saver = struct{ Saver }{}
+	images := &failing{}
+	images.times.Store(1000)
+	k.agent.images = images
+	file := &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:x", Size: 5}}
+	k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP, File: file}})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*mostFailures*fetchAgain)
+	defer cancel()
+	var refused *refusedError
+	if err := k.awaitFile(ctx, &v1.GuestWanted{Uid: "guest", Restore: &v1.RestoreOrder{CheckpointId: "c", File: file}}, func(string) {}); !errors.As(err, &refused) {
+		t.Errorf("it waits for its file: %v", err)
+	}
+}
+
 // A complete file is never made again: the other files of its checkpoint belong to it.
 func TestAWholeFileIsNotMadeAgain(t *testing.T) {
 	dir := t.TempDir()

@@ -313,7 +313,7 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 	v.ready = false
 	k.mu.Unlock()
 	if !k.agent.checkpoints.has(w.Restore, w.Uid) {
-		return cmp.Or(k.agent.checkpoints.lacksRoom(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
+		return cmp.Or(k.agent.checkpoints.lacks(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
 	}
 	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
 	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/core/lifecycle"
 )
 
 // saved adds a whole checkpoint of the household's cluster, with its files on a1.
@@ -170,6 +171,77 @@ func withFailure(g *v1.Guest, why string) *v1.Guest {
 	g = proto.CloneOf(g)
 	g.Failure = why
 	return g
+}
+
+// A host's refusal does not count as a start. When all hosts have refused, they are asked again after a pause.
+func TestHostsThatCannotRestoreAGuestAreAskedAgain(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.saved("md-c1", time.Hour)
+	for _, m := range h.objects.Checkpoints["md-c1"].Members {
+		h.files = map[string][]*v1.CheckpointObserved{"a1": {{CheckpointId: "uid-md-c1", GuestUid: m.GuestUid, Epoch: m.Epoch, File: m.File,
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN}}}
+	}
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md-c1"); return c, err })
+	h.releaseAll()
+	h.refusing = true
+	refusals := func(after time.Duration) (n int) {
+		h.events = nil
+		h.pass(after)
+		for _, e := range h.events {
+			if strings.Contains(e, "no room") {
+				n++
+			}
+		}
+		return n
+	}
+	for round := range 2 * lifecycle.MaxRestarts {
+		if n := refusals(refusedPause); n != len(h.objects.Hosts) {
+			t.Fatalf("round %d: %d hosts refused: %q", round, n, h.events)
+		}
+		if n := refusals(refusedPause / 2); n != 0 {
+			t.Fatalf("round %d: asked again too early: %q", round, h.events)
+		}
+	}
+	if g := h.objects.Guests["md-0"]; g.Restarts != 0 || g.Failure != "" || !strings.Contains(g.Message, "no room") {
+		t.Errorf("the guest: %v", g)
+	}
+	h.refusing, h.away = false, map[string]bool{"a1": true}
+	h.pass(refusedPause)
+	if g := h.objects.Guests["md-0"]; g.Host != "" || !strings.Contains(g.Message, "waits for a host that has the files") {
+		t.Errorf("its file is out of reach: %v", g)
+	}
+	h.away = nil
+	h.pass(refusedPause)
+	if g := h.objects.Guests["md-0"]; g.Host == "" {
+		t.Errorf("nothing is in its way: %v", g)
+	}
+}
+
+// The processes of a run that was cancelled after the checkpoint are back with it.
+func TestRunsGoBackWithTheirCluster(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	running, cancelled, failed := v1.RunState_RUN_STATE_RUNNING, v1.RunState_RUN_STATE_CANCELLED, v1.RunState_RUN_STATE_FAILED
+	for name, r := range map[string]*v1.Run{
+		"in": {State: running}, "in-cancel": {State: running, Cancel: true}, "in-cancelled": {State: cancelled, Cancel: true},
+		"new": {State: running}, "new-cancel": {State: running, Cancel: true}, "new-cancelled": {State: cancelled, Cancel: true},
+	} {
+		r.Meta, r.Spec, r.ClusterUid = &v1.Meta{Name: name, Uid: "uid-" + name}, &v1.RunSpec{Cluster: "md"}, "uid-md"
+		h.objects.Runs[name] = r
+	}
+	h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
+		for _, name := range []string{"in", "in-cancel", "in-cancelled"} {
+			c.Runs = append(c.Runs, &v1.CheckpointRun{Uid: "uid-" + name})
+		}
+	})
+	p := &pass{Core: h.core, World: &World{Objects: h.objects, Now: h.now}}
+	var c Change
+	p.rewind(&c, h.objects.Clusters["md"], h.objects.Checkpoints["md-c1"])
+	h.objects = h.objects.Apply(c)
+	for name, want := range map[string]v1.RunState{"in": running, "in-cancel": running, "in-cancelled": running, "new": failed, "new-cancel": cancelled, "new-cancelled": cancelled} {
+		if r := h.objects.Runs[name]; r.State != want || (r.Restores > 0) != (want == running) {
+			t.Errorf("run %s is %s after %d restores, want %s", name, r.State, r.Restores, want)
+		}
+	}
 }
 
 // releaseAll releases the grants of all guests, as if their copies had ended.

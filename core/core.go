@@ -124,7 +124,7 @@ type Core struct {
 	orders   orderBook
 	shared   shareMemory
 	inState  map[string]stateSince // of moves and checkpoints that have not ended, by uid
-	avoid    map[string][]string   // hosts that could not start a guest, by guest uid
+	avoid    map[string]avoided    // hosts that could not start a guest, by guest uid
 	memory   map[string]memoryTold // last events about guests' memory, by guest uid
 	due      map[string]time.Time  // when guests are decided about again, by name
 	dueHost  map[string]time.Time  // when hosts' orders are made again, by name
@@ -148,9 +148,15 @@ type stateSince struct {
 	since time.Time
 }
 
+// avoided are the hosts that could not start a guest. If there is no other, none of them is asked again before a time.
+type avoided struct {
+	hosts []string
+	until time.Time
+}
+
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
-	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
+	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string]avoided{},
 		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
 }
 

@@ -3,6 +3,7 @@ package core
 // guests.go - turns the decisions of package lifecycle about guests that do not move into changes.
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -87,7 +88,7 @@ func (p *pass) lifecycleHost(g *v1.Guest) lifecycle.Host {
 	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: Dead(p.Objects, p, g.Host, g.BootId, g.Meta.Uid),
 		Fenced: h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId, LeaseOver: p.leaseOver(g),
 		Bound:   report.GetTerm() == p.Core.Term,
-		Current: p.current(g.Host), Lived: p.lived(g), Guest: GuestOn(report, g.Meta.Uid)}
+		Current: p.current(g.Host), Lived: p.lived(g), Restores: p.restoredFrom(g) != nil, Guest: GuestOn(report, g.Meta.Uid)}
 }
 
 // lived returns how long ago a guest's present copy was first granted; 0: not known.
@@ -97,6 +98,9 @@ func (p *pass) lived(g *v1.Guest) time.Duration {
 	}
 	return p.Now.Sub(g.Started.AsTime())
 }
+
+// refusedPause is how long a guest waits after the last of the hosts that could restore it has refused.
+const refusedPause = time.Minute
 
 func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	update := proto.CloneOf(g)
@@ -111,7 +115,11 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 		severity = v1.Severity_SEVERITY_ERROR
 	}
 	if d.Avoid {
-		p.avoid[g.Meta.Uid] = append(p.avoid[g.Meta.Uid], g.Host)
+		avoid := avoided{hosts: append(slices.Clone(p.avoid[g.Meta.Uid].hosts), g.Host)}
+		if d.Refused {
+			avoid.until = p.Now.Add(refusedPause)
+		}
+		p.avoid[g.Meta.Uid] = avoid
 	}
 	var c Change
 	c.write(Update, update)

@@ -146,9 +146,15 @@ func (p *pass) place(key string, g *v1.Guest) {
 	r := room.request
 	from := memberOf(p.restoredFrom(g), g)
 	if from != nil {
+		if !p.inReach(p.restoredFrom(g), from) {
+			p.due[g.Meta.Name] = p.Now.Add(idlePass)
+			p.refuse(key, g, "waits for a host that has the files of its checkpoint")
+			return
+		}
 		r = p.restoreRequest(g, cluster, from)
 	}
-	r.Shape, r.Exclude, r.Standby = g.Shape, p.avoid[g.Meta.Uid], lostElsewhere(cluster, g)
+	avoid := p.avoid[g.Meta.Uid]
+	r.Shape, r.Exclude, r.Standby = g.Shape, avoid.hosts, lostElsewhere(cluster, g)
 	if room.refused != "" && len(r.Exclude) == 0 && from == nil && !r.Standby {
 		p.refuse(key, g, room.refused)
 		return
@@ -159,6 +165,10 @@ func (p *pass) place(key string, g *v1.Guest) {
 	}
 	if chosen < 0 {
 		chosen = placement.Pick(r, room.view)
+	}
+	if chosen < 0 && p.Now.Before(avoid.until) {
+		p.due[g.Meta.Name] = avoid.until
+		return // its message says why the last host refused
 	}
 	if chosen < 0 && len(r.Exclude) > 0 {
 		// All other hosts were refused, so hosts that failed before may try again.

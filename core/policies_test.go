@@ -30,6 +30,8 @@ type household struct {
 	sharing bool                                // hosts can fetch files from each other
 	volumes map[string][]*v1.VolumeObserved     // by host
 	files   map[string][]*v1.CheckpointObserved // parts of checkpoints, by host
+	// refusing: no host can restore a guest.
+	refusing bool
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -100,6 +102,10 @@ func (h *household) reports() Captured {
 					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true, Process: true}
 				if restoring(h.objects.Clusters[g.Cluster]) {
 					seen.Condition, seen.Ready = v1.GuestCondition_GUEST_CONDITION_STARTING, false
+					if h.refusing {
+						seen.Condition, seen.Process, seen.Refused, seen.Message = v1.GuestCondition_GUEST_CONDITION_FAILED, false, true, "no room"
+						report.Term, report.Generation = h.core.Term, 1<<40
+					}
 				}
 				report.Guests = append(report.Guests, seen)
 			}

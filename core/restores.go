@@ -212,16 +212,19 @@ func (p *pass) outOfReach(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Chec
 // connected hosts; nil: there is none.
 func (p *pass) olderInReach(cluster *v1.Cluster, guests []*v1.Guest, before *v1.Checkpoint) *v1.Checkpoint {
 	for c := latestCheckpoint(p.Objects, cluster, before); c != nil; c = latestCheckpoint(p.Objects, cluster, c) {
-		away := slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool {
-			return slices.ContainsFunc(p.chainToRestore(c, m), func(f chainFile) bool {
-				return !slices.ContainsFunc(f.member.File.GetHosts(), func(host string) bool { _, _, connected := p.Observed(host); return connected })
-			})
-		})
+		away := slices.ContainsFunc(checkpoint.Files(c), func(m *v1.CheckpointMember) bool { return !p.inReach(c, m) })
 		if !away && sameMembers(c, guests) == "" {
 			return c
 		}
 	}
 	return nil
+}
+
+// inReach reports whether each file that the restore of a member needs is on a connected host.
+func (p *pass) inReach(c *v1.Checkpoint, m *v1.CheckpointMember) bool {
+	return !slices.ContainsFunc(p.chainToRestore(c, m), func(f chainFile) bool {
+		return !slices.ContainsFunc(f.member.File.GetHosts(), func(host string) bool { _, _, connected := p.Observed(host); return connected })
+	})
 }
 
 // restored reports whether a guest's host has it, paused.
@@ -243,8 +246,9 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
-// rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again, unless they are being
-// cancelled. All other runs that have begun and not ended fail.
+// rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again. Those that were cancelled
+// since then also do: their processes are back, and are ended like those of any run that is being cancelled. The processes of
+// all other runs are gone.
 func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 	ran := map[string]bool{}
 	for _, r := range from.Runs {
@@ -258,14 +262,18 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 		began := run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING
 		update := proto.CloneOf(run)
 		switch {
-		case ran[run.Meta.Uid] && !run.Cancel:
+		case ran[run.Meta.Uid]:
 			update.State, update.Ended, update.ExitCode, update.Message = v1.RunState_RUN_STATE_RUNNING, nil, 0, ""
 			update.Restores++
 			c.event(v1.Severity_SEVERITY_INFO, "run", name, "goes on from checkpoint %s", from.Meta.Name)
 		case began:
-			update.State, update.Ended = v1.RunState_RUN_STATE_FAILED, timestamppb.New(p.Now)
+			severity := v1.Severity_SEVERITY_ERROR
+			if update.State = v1.RunState_RUN_STATE_FAILED; run.Cancel {
+				update.State, severity = v1.RunState_RUN_STATE_CANCELLED, v1.Severity_SEVERITY_INFO
+			}
+			update.Ended = timestamppb.New(p.Now)
 			update.Message = fmt.Sprintf("cluster %s went back to checkpoint %s, which was made before this run began", cluster.Meta.Name, from.Meta.Name)
-			c.event(v1.Severity_SEVERITY_ERROR, "run", name, "%s", update.Message)
+			c.event(severity, "run", name, "%s: %s", StateName(update.State.String()), update.Message)
 		default:
 			continue
 		}

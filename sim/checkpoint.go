@@ -86,7 +86,11 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 			h.keeps[key] = true
 			if h.files[key] == 0 {
 				h.refused[key] = refused[key]
-				h.fetchFile(key, max(w.Epoch, 1))
+				if life, fetches := h.fetches[key]; !fetches || life != h.life {
+					h.fetches[key] = h.life
+					delete(h.failures, key)
+					h.fetchFile(key, max(w.Epoch, 1))
+				}
 			}
 			h.verify(key, w)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
@@ -258,7 +262,11 @@ const mostFailures = 5
 func (h *host) fetchFile(key fileOf, epoch uint64) {
 	life := h.life
 	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
-		if h.life != life || h.agent == nil || h.files[key] != 0 || !h.keeps[key] {
+		if h.life != life {
+			return
+		}
+		if h.agent == nil || h.files[key] != 0 || !h.keeps[key] {
+			delete(h.fetches, key)
 			return
 		}
 		full := h.full || h.cramped
@@ -272,6 +280,7 @@ func (h *host) fetchFile(key fileOf, epoch uint64) {
 			if other := h.sim.hosts[name]; !full && other != h && !h.sim.apart(h, other) && other.agent != nil && other.files[key] != 0 && !other.altered[key] {
 				h.files[key] = epoch
 				delete(h.failures, key)
+				delete(h.fetches, key)
 				h.report()
 				return
 			}
@@ -396,13 +405,13 @@ func (h *host) hasAll(w *v1.RestoreOrder, uid string) bool {
 	return has
 }
 
-// lacksRoom reports whether the host has no room for a file from which a guest is restored.
-func (h *host) lacksRoom(w *v1.RestoreOrder, uid string) bool {
+// lacks reports whether the host refuses to fetch a file from which a guest is restored.
+func (h *host) lacks(w *v1.RestoreOrder, uid string) bool {
 	refuses := func(checkpoint string) bool {
 		key := fileOf{checkpoint, uid}
 		return h.refused[key] && h.files[key] == 0
 	}
-	return (h.full || h.cramped) && (refuses(w.CheckpointId) || slices.ContainsFunc(w.Bases, func(b *v1.BaseFile) bool { return refuses(b.CheckpointId) }))
+	return refuses(w.CheckpointId) || slices.ContainsFunc(w.Bases, func(b *v1.BaseFile) bool { return refuses(b.CheckpointId) })
 }
 
 // restore creates a paused copy from a file.

@@ -53,6 +53,7 @@ type host struct {
 	// not fetch. turnedDown are the files that it has ever refused to fetch: it is not asked for them again for a long time.
 	cramped             bool
 	refused, turnedDown map[fileOf]bool
+	fetches             map[fileOf]int             // the files that it fetches, and the life in which that began
 	failures            map[fileOf]int             // of the fetch of a file
 	altered             map[fileOf]bool            // damaged files; nobody has noticed the damage yet
 	disks               map[string]*disk           // volumes, by uid
@@ -115,7 +116,7 @@ type copyOf struct {
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
 		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
-		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}}
+		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}}
 }
 
 // now returns the host's time of day. It also tells the agent the time since the boot, because each call of the agent needs

@@ -167,7 +167,7 @@ func (m *Machine) prepareEnded(g *guest, o Result) {
 			g.failure = Failure{}
 		}
 	case !o.Cut:
-		g.failure = Failure{Epoch: epoch, NeverRan: true, Final: o.Final, Message: o.Err.Error()}
+		g.failure = Failure{Epoch: epoch, NeverRan: true, Final: o.Final, Refused: o.Final, Message: o.Err.Error()}
 		if !o.Final {
 			g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
 			g.backoff = m.now.Add(g.delay)

@@ -26,7 +26,9 @@ type Failure struct {
 	// NeverRan: certainly no instruction of the guest was executed.
 	NeverRan bool
 	// Final: another attempt with this epoch is useless or forbidden.
-	Final   bool
+	Final bool
+	// Refused: this host lacks something that another host may have, or this one later. It is also final.
+	Refused bool
 	Message string
 }
 

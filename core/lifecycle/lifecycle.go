@@ -42,7 +42,9 @@ type Host struct {
 	Bound bool
 	// Lived is how long ago the present copy was first granted; 0: not known.
 	Lived time.Duration
-	Guest *v1.GuestObserved
+	// Restores: the grant is for a restore from a checkpoint.
+	Restores bool
+	Guest    *v1.GuestObserved
 }
 
 // Act is an act on a guest.
@@ -68,6 +70,9 @@ type Decision struct {
 	Restarts uint32
 	// Avoid: the host could not start the guest. Try another host first.
 	Avoid bool
+	// Refused: the host could not restore the guest now, which does not count as a start. If no other host can, ask again after a
+	// pause.
+	Refused bool
 }
 
 // Step decides about one guest. deleting: the guest or its cluster is being deleted.
@@ -143,6 +148,9 @@ func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
 	failed := h.Guest != nil && h.Guest.Epoch == g.Epoch && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
 	if failed {
 		h.Lived = 0 // the guest never ran, however long the host tried
+	}
+	if failed && h.Guest.Refused && h.Restores {
+		return Decision{Act: Release, Message: why, Avoid: true, Refused: true}
 	}
 	restarts := Restarts(g, h.Lived)
 	// The death of a host is not the guest's fault.

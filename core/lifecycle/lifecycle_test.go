@@ -62,6 +62,18 @@ func TestStep(t *testing.T) {
 	}
 }
 
+// A restore waits for a host that can do it: refusals do not use up the guest's starts.
+func TestARefusedRestoreDoesNotCount(t *testing.T) {
+	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3, Restarts: MaxRestarts}
+	for _, restores := range []bool{false, true} {
+		h := Host{Exists: true, Connected: true, Current: true, Bound: true, Restores: restores, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_FAILED)}
+		h.Guest.Refused = true
+		if d := Step(g, h, false); d.Refused != restores || (d.Act == Release) != restores || restores && (d.Restarts != 0 || !d.Avoid) {
+			t.Errorf("restores %v: %+v", restores, d)
+		}
+	}
+}
+
 func TestEndsBeforeALongLifeAreForgotten(t *testing.T) {
 	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3, Restarts: 2}
 	h := Host{Exists: true, Connected: true, Current: true, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_GONE)}
