@@ -101,8 +101,8 @@ func TestCommandsInOtherGuests(t *testing.T) {
 
 func TestAGuestsCertificateIsReplacedWhileItRuns(t *testing.T) {
 	ctx, a, b := pair(t)
-	reaches := func() bool {
-		r, err := a.Run(ctx, "watari", "watari-guest rsh md-1 true")
+	reaches := func() bool { // rsh tries for two minutes, because certificates are not replaced in all guests at once
+		r, err := a.Run(ctx, "watari", "timeout 15 watari-guest rsh md-1 true")
 		return err == nil && r.Code == 0
 	}
 	b.MustRun(ctx, "watari", `watari-guest rsh md-0 sleep 1003 >/dev/null 2>&1 </dev/null &
