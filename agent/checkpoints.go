@@ -21,6 +21,7 @@ import (
 
 	"filippo.io/age"
 	"github.com/cenkalti/backoff/v5"
+	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
 	"watari/agent/checkpoint"
@@ -102,6 +103,7 @@ type checkpointKeeper struct {
 	refused  map[fileKey]error // why a file is not fetched: no room on this host, or mostFailures failures
 	verified map[fileKey]*verified
 
+	taken    int64      // bytes of the states that are being written for restores
 	verifies sync.Mutex // held while a file is verified, or a guest restored on trial
 }
 
@@ -282,7 +284,7 @@ func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, 
 		return err
 	}
 	if free, spare := k.room(); !*begun && free < f.File.Size+spare {
-		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
+		return fmt.Errorf("%w: it has %s, the disk has %s free, of which %s must stay free", checkpoint.ErrNoRoom, humanize.IBytes(uint64(f.File.Size)), roughly(free), humanize.IBytes(uint64(spare)))
 	}
 	*begun = true
 	err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {})
@@ -476,9 +478,11 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 	for _, f := range keys {
 		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
 	}
-	if err := k.roomForState(from); err != nil {
+	done, err := k.takeRoom(ctx, from)
+	if err != nil {
 		return err
 	}
+	defer done()
 	err = checkpoint.Read(ctx, chain, identity, to)
 	var damage *checkpoint.DamagedError
 	if errors.As(err, &damage) {
@@ -491,12 +495,48 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 
 // roomForState returns an error if the disk has no room for the state in the file of a guest or a volume.
 func (k *checkpointKeeper) roomForState(from *v1.RestoreOrder) error {
-	states := int64(min(1+len(from.Bases), 2)) // reading a chain needs the previous state on disk, too
-	if free, spare := k.room(); free < states*int64(from.File.GetStateBytes())+spare {
-		return fmt.Errorf("%w for its state: the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, free>>20, spare>>20)
+	if free, spare := k.room(); free < stateRoom(from)+spare {
+		return fmt.Errorf("%w for its state: the disk has %s free, of which %s must stay free", checkpoint.ErrNoRoom, roughly(free), humanize.IBytes(uint64(spare)))
 	}
 	return nil
 }
+
+// stateRoom returns the size on disk of what is written for a restore. Reading a chain needs the previous state on disk, too.
+func stateRoom(from *v1.RestoreOrder) int64 {
+	return int64(min(1+len(from.Bases), 2)) * int64(from.File.GetStateBytes())
+}
+
+// takeRoom waits until the states that are being written leave room for another one. done gives the room back.
+func (k *checkpointKeeper) takeRoom(ctx context.Context, from *v1.RestoreOrder) (done func(), err error) {
+	need := stateRoom(from)
+	for {
+		err := k.roomForState(from)
+		free, spare := k.room()
+		k.mu.Lock()
+		taken := k.taken
+		if err == nil && (taken == 0 || free >= taken+need+spare) {
+			k.taken += need
+			k.mu.Unlock()
+			return func() {
+				k.mu.Lock()
+				k.taken -= need
+				k.mu.Unlock()
+			}, nil
+		}
+		k.mu.Unlock()
+		if err != nil && taken == 0 {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// roughly returns a size for a message that must not change with each byte: a new report would follow each change.
+func roughly(bytes int64) string { return humanize.IBytes(uint64(bytes >> 24 << 24)) }
 
 // neededFile is a file that a restore needs.
 type neededFile struct {

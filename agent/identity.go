@@ -188,6 +188,9 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		return fmt.Errorf("ask the guest agent: %w", err)
 	}
 	d := described.Msg
+	if err := checkAnswer(d); err != nil {
+		return err
+	}
 	k.noteMemory(d.GetOutOfMemory())
 	if len(identity.Mounts) > 0 && !d.MountsStorage {
 		k.g.setStep("%s", tooOldToMount)
@@ -212,6 +215,9 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 			return fmt.Errorf("give the guest its identity: %w", err)
 		}
 		d = answer.Msg.Description
+		if err := checkAnswer(d); err != nil {
+			return err
+		}
 	}
 	k.mu.Lock()
 	k.given, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()
@@ -222,6 +228,15 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 	k.mu.Unlock()
 	if renewed {
 		k.g.agent.publish()
+	}
+	return nil
+}
+
+// checkAnswer refuses an answer of which the keeper would keep too much.
+func checkAnswer(d *v1.DescribeResponse) error {
+	const most = 256 // bytes; a boot id and a hash have fewer
+	if len(d.GetBootId()) > most || len(d.GetPeersHash()) > most {
+		return errors.New("the guest agent's answer has a boot id or a hash that is too long")
 	}
 	return nil
 }

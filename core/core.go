@@ -148,10 +148,12 @@ type stateSince struct {
 	since time.Time
 }
 
-// avoided are the hosts that could not start a guest. If there is no other, none of them is asked again before a time.
+// avoided are the hosts that could not start a guest.
 type avoided struct {
-	hosts []string
-	until time.Time
+	failed  []string
+	refused []string  // the restore of the guest
+	rounds  int       // how often all hosts have refused
+	until   time.Time // until then those that refused are not asked again
 }
 
 // New returns a Core that has seen nothing.
@@ -241,6 +243,13 @@ func (c *Core) Decide(w World) Decision {
 	}
 	fences := p.fences() // it may bring Again forward
 	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Fences: fences, Notes: p.notes, Again: p.again}
+}
+
+// wake makes a later decision decide about a guest at a time, unless one does so earlier.
+func (p *pass) wake(name string, at time.Time) {
+	if due, is := p.due[name]; !is || at.Before(due) {
+		p.due[name] = at
+	}
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -99,9 +99,6 @@ func (p *pass) lived(g *v1.Guest) time.Duration {
 	return p.Now.Sub(g.Started.AsTime())
 }
 
-// refusedPause is how long a guest waits after the last of the hosts that could restore it has refused.
-const refusedPause = time.Minute
-
 func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	update := proto.CloneOf(g)
 	update.Host, update.BootId, update.Message, update.Platform = "", "", d.Message, nil
@@ -115,9 +112,11 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 		severity = v1.Severity_SEVERITY_ERROR
 	}
 	if d.Avoid {
-		avoid := avoided{hosts: append(slices.Clone(p.avoid[g.Meta.Uid].hosts), g.Host)}
+		avoid := p.avoid[g.Meta.Uid]
 		if d.Refused {
-			avoid.until = p.Now.Add(refusedPause)
+			avoid.refused = append(slices.Clone(avoid.refused), g.Host)
+		} else {
+			avoid.failed = append(slices.Clone(avoid.failed), g.Host)
 		}
 		p.avoid[g.Meta.Uid] = avoid
 	}

@@ -111,6 +111,6 @@ func (p *pass) awaitLease(g *v1.Guest) {
 		return
 	}
 	at := p.Now.Add(max(p.leaseLeft(g), 0) + time.Nanosecond) // the lease is over when leaseLeft is below 0
-	p.due[g.Meta.Name] = at
+	p.wake(g.Meta.Name, at)
 	p.again = earlier(p.again, at)
 }

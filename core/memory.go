@@ -53,7 +53,7 @@ func (p *pass) outOfMemory() {
 		told := p.memory[g.Meta.Uid]
 		if !memoryEventDue(told, o, p.Now) {
 			if later := told.at.Add(memoryEventPause); memoryEventDue(told, o, later) && p.Now.Before(later) {
-				p.due[name] = later
+				p.wake(name, later)
 			}
 			continue
 		}

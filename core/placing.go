@@ -147,14 +147,15 @@ func (p *pass) place(key string, g *v1.Guest) {
 	from := memberOf(p.restoredFrom(g), g)
 	if from != nil {
 		if !p.inReach(p.restoredFrom(g), from) {
-			p.due[g.Meta.Name] = p.Now.Add(idlePass)
+			p.wake(g.Meta.Name, p.Now.Add(idlePass))
 			p.refuse(key, g, "waits for a host that has the files of its checkpoint")
 			return
 		}
 		r = p.restoreRequest(g, cluster, from)
 	}
 	avoid := p.avoid[g.Meta.Uid]
-	r.Shape, r.Exclude, r.Standby = g.Shape, avoid.hosts, lostElsewhere(cluster, g)
+	r.Shape, r.Exclude = g.Shape, slices.Concat(avoid.failed, avoid.refused)
+	r.Standby = lostElsewhere(cluster, g) || len(avoid.refused) > 0
 	if room.refused != "" && len(r.Exclude) == 0 && from == nil && !r.Standby {
 		p.refuse(key, g, room.refused)
 		return
@@ -163,12 +164,17 @@ func (p *pass) place(key string, g *v1.Guest) {
 	if apportioned(cluster) {
 		chosen = p.divide(cluster, room.view).neediest(r, room.view)
 	}
+	if chosen < 0 && len(avoid.refused) > 0 { // perhaps the others cannot fetch the files
+		near := *r
+		near.Exclude = slices.Concat(r.Exclude, p.lacking(p.restoredFrom(g), from))
+		chosen = placement.Pick(&near, room.view)
+	}
 	if chosen < 0 {
 		chosen = placement.Pick(r, room.view)
 	}
-	if chosen < 0 && p.Now.Before(avoid.until) {
-		p.due[g.Meta.Name] = avoid.until
-		return // its message says why the last host refused
+	if chosen < 0 && len(avoid.refused) > 0 {
+		p.restoreLater(cluster, g)
+		return
 	}
 	if chosen < 0 && len(r.Exclude) > 0 {
 		// All other hosts were refused, so hosts that failed before may try again.

@@ -114,7 +114,11 @@ func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoin
 			view = free.forCluster(p, p.index.moves, guests, g.ImageDigest)
 		}
 		r := p.restoreRequest(g, cluster, m)
-		r.Shape, r.Standby = g.Shape, lostElsewhere(cluster, g)
+		avoid := p.avoid[g.Meta.Uid]
+		r.Shape, r.Standby = g.Shape, lostElsewhere(cluster, g) || len(avoid.refused) > 0
+		if p.Now.Before(avoid.until) {
+			r.Exclude = avoid.refused
+		}
 		chosen := placement.Pick(r, view)
 		if chosen < 0 {
 			_, verdicts := placement.Choose(r, view)
@@ -137,10 +141,42 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 		p.refuse("restore of "+cluster.Meta.Name, without, why)
 		return
 	}
+	for _, g := range guests {
+		if avoid, is := p.avoid[g.Meta.Uid]; is {
+			avoid.refused = nil
+			p.avoid[g.Meta.Uid] = avoid
+		}
+	}
 	update := proto.CloneOf(cluster)
 	update.Restore.State = v1.RestoreState_RESTORE_STATE_RESTORING
 	var c Change
 	c.write(Update, update)
+	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+const (
+	// refusedPause is the shortest and refusedPauses the longest time for which hosts are not asked again to restore a guest
+	// after all of them have refused. It doubles each time.
+	refusedPause  = time.Minute
+	refusedPauses = time.Hour
+)
+
+// restoreLater lets a restore begin again after a pause, because all hosts have refused one of its guests. The guests that
+// have been restored end, so that others may use their memory.
+func (p *pass) restoreLater(cluster *v1.Cluster, g *v1.Guest) {
+	if p.changed(cluster) {
+		return
+	}
+	avoid := p.avoid[g.Meta.Uid]
+	pause := min(refusedPause<<min(avoid.rounds, 10), refusedPauses)
+	avoid.rounds++
+	avoid.until = p.Now.Add(pause)
+	p.avoid[g.Meta.Uid] = avoid
+	update := proto.CloneOf(cluster)
+	update.Restore.State = v1.RestoreState_RESTORE_STATE_ENDING
+	var c Change
+	c.write(Update, update)
+	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is restored again in %s at the earliest: no host can restore guest %s now (%s)", pause, g.Meta.Name, g.Message)
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
@@ -227,6 +263,16 @@ func (p *pass) inReach(c *v1.Checkpoint, m *v1.CheckpointMember) bool {
 	})
 }
 
+// lacking returns the hosts that do not have all files that the restore of a member needs.
+func (p *pass) lacking(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
+	for _, host := range sortedKeys(p.Hosts) {
+		if slices.ContainsFunc(p.chainToRestore(c, m), func(f chainFile) bool { return !slices.Contains(f.member.File.GetHosts(), host) }) {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts
+}
+
 // restored reports whether a guest's host has it, paused.
 func (p *pass) restored(g *v1.Guest) bool {
 	report, _, connected := p.Observed(g.Host)
@@ -241,6 +287,9 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	var c Change
 	c.write(Update, update)
 	c.write(Expect, from)
+	for _, g := range p.index.guestsOf(cluster.Meta.Name) {
+		delete(p.avoid, g.Meta.Uid)
+	}
 	p.rewind(&c, cluster, from)
 	c.event(v1.Severity_SEVERITY_INFO, "cluster", cluster.Meta.Name, "goes on from checkpoint %s of %s", from.Meta.Name, from.Taken.AsTime().Format("2006-01-02 15:04:05 MST"))
 	p.propose("restore of "+cluster.Meta.Name, c)

@@ -157,6 +157,13 @@ func (p *pass) begunRun(run *v1.Run) {
 	if seen.Restores != run.Restores {
 		seen = RunSeen{} // it describes the run before its cluster went back
 	}
+	fail := func(exitCode int32, why string) {
+		if run.Cancel {
+			p.endRun(run, v1.RunState_RUN_STATE_CANCELLED, exitCode, why)
+			return
+		}
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, exitCode, why)
+	}
 	head := p.Guests[run.Head]
 	starting := run.State == v1.RunState_RUN_STATE_STARTING
 	switch {
@@ -174,13 +181,13 @@ func (p *pass) begunRun(run *v1.Run) {
 		}
 		p.endRun(run, state, seen.Ended.ExitCode, message)
 	case starting && seen.Refused != "":
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
+		fail(127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
 	case seen.Unknown:
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s was restarted, and the run ended with it", run.Head))
+		fail(0, fmt.Sprintf("its head guest %s was restarted, and the run ended with it", run.Head))
 	case head == nil || head.Meta.Uid != run.HeadUid:
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s no longer exists", run.Head))
+		fail(0, fmt.Sprintf("its head guest %s no longer exists", run.Head))
 	case lost == run.Head && lost != "":
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, lostMessage(lost))
+		fail(0, lostMessage(lost))
 	case starting && seen.Started:
 		update := proto.CloneOf(run)
 		update.State, update.Started = v1.RunState_RUN_STATE_RUNNING, timestamppb.New(p.Now)

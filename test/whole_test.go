@@ -134,6 +134,13 @@ func kvmCluster(t *testing.T) {
 			if t.Failed() && bootID(t, host) != id {
 				t.Logf("host %s was restarted, by this test or by itself: its log/emulator.log has the state of its processors", host)
 			}
+			if t.Failed() {
+				logged, _ := onHost(t, host, "sh", "-c", "tail -n 30 /var/log/libvirt/qemu/watari-kvm-*.log; journalctl --no-pager -u watari-agent -u libvirtd -n 60; dmesg | tail -n 20")
+				t.Logf("host %s:\n%s", host, logged)
+			}
+		}
+		if t.Failed() {
+			t.Logf("events:\n%s", must(t, "events"))
 		}
 	})
 	newCluster(t, "kvm", 2, "--spread", "host")

@@ -2,9 +2,11 @@ package controller
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -38,6 +40,17 @@ func TestAGuestCannotFillTheManagersMemory(t *testing.T) {
 		_, err = client.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{}))
 		if want == 0 && err != nil || want != 0 && connect.CodeOf(err) != want {
 			t.Errorf("an answer of %d bytes: %v", size, err)
+		}
+	}
+}
+
+// The message of a run is stored with the run and with an event.
+func TestAGuestCannotFillTheStoreWithTheMessageOfARun(t *testing.T) {
+	text := strings.Repeat("x", 4<<20)
+	for what, kept := range map[string]string{"refusal": message(connect.NewError(connect.CodeInvalidArgument, errors.New(text))),
+		"end": endOf(&v1.Process{Message: text}).Message} {
+		if len(kept) > 2*maxMessage {
+			t.Errorf("%s: %d bytes are kept", what, len(kept))
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 	"watari/core"
 	"watari/hostlink"
+	"watari/internal/printable"
 	"watari/manager/store"
 )
 
@@ -201,10 +202,19 @@ func (r *runner) attempt(ctx context.Context) (settled bool, err error) {
 	return r.attach(ctx, client, run.Restores > 0)
 }
 
+// maxMessage is the number of characters that are kept of a message of a guest's agent, which its user may have altered.
+const maxMessage = 500
+
+// endOf returns what is kept of the end of a run's process.
+func endOf(p *v1.Process) *v1.Process {
+	return &v1.Process{ExitCode: p.ExitCode, Message: printable.Line(p.Message, maxMessage)}
+}
+
+// message returns what is kept of a refusal to start a run's process.
 func message(err error) string {
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		return ce.Message()
+		return printable.Line(ce.Message(), maxMessage)
 	}
 	return err.Error()
 }
@@ -257,7 +267,7 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 			if run := r.run(); run != nil && m.Ended.ExitCode != 0 {
 				ranOut = r.ranOut(ctx, run)
 			}
-			r.tell(func(seen *core.RunSeen) { seen.Ended, seen.RanOut = m.Ended, ranOut })
+			r.tell(func(seen *core.RunSeen) { seen.Ended, seen.RanOut = endOf(m.Ended), ranOut })
 			return true, nil
 		}
 	}
