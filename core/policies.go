@@ -106,7 +106,7 @@ func (p *pass) match(h *v1.Host) hostMatch {
 	return m
 }
 
-// concerned returns the hosts that policies concern now, sorted.
+// concerned returns the hosts that policies concern now, or that were cut off, sorted.
 func (p *pass) concerned() []string {
 	memory := &p.Core.policies
 	if !p.index.hostChanged && memory.concerned != nil {
@@ -115,7 +115,7 @@ func (p *pass) concerned() []string {
 	p.index.hostChanged, memory.concerned = false, []string{}
 	maps.DeleteFunc(memory.matches, func(host string, _ hostMatch) bool { return p.Hosts[host] == nil })
 	for name, h := range p.Hosts {
-		if m := p.match(h); m.owned || len(m.windows) > 0 || len(h.Withdrawn) > 0 {
+		if m := p.match(h); m.owned || len(m.windows) > 0 || len(h.Withdrawn) > 0 || cutOff(h) != nil {
 			memory.concerned = append(memory.concerned, name)
 		}
 	}
@@ -347,15 +347,22 @@ func mustStay(whole *policy.Policy, name string, bounds *policy.Bounds, g *v1.Gu
 	return "", until
 }
 
-// cancelArrivals cancels moves to hosts that policies have withdrawn meanwhile. It cancels moves that have not begun to
-// transfer memory and, if the host's owner is back, all moves that have not passed on the grant.
+// cancelArrivals cancels moves to hosts that policies have withdrawn, or that were cut off, meanwhile. It cancels moves that
+// have not begun to transfer memory and, if the host's owner is back or the host was cut off, all moves that have not passed on
+// the grant.
 func (p *pass) cancelArrivals() {
 	for _, host := range p.concerned() {
 		h := p.Hosts[host]
-		if len(h.Withdrawn) == 0 {
+		var why string
+		switch {
+		case cutOff(h) != nil:
+			why = "it was cut off"
+		case len(h.GetWithdrawn()) > 0:
+			why = policy.Why(h)
+		default:
 			continue
 		}
-		owner := policy.Withdrawn(h, policy.HarvestName) != nil
+		all := cutOff(h) != nil || policy.Withdrawn(h, policy.HarvestName) != nil
 		arriving := slices.Collect(maps.Keys(p.index.movesAt[host]))
 		oldestFirst(arriving)
 		for _, m := range arriving {
@@ -366,14 +373,14 @@ func (p *pass) cancelArrivals() {
 				continue
 			}
 			early := m.State == v1.MigrationState_MIGRATION_STATE_PENDING || m.State == v1.MigrationState_MIGRATION_STATE_RESERVING
-			if !early && !owner {
+			if !early && !all {
 				continue
 			}
 			update := proto.CloneOf(m)
 			update.Cancel = true
 			var c Change
 			c.write(Update, update)
-			c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "its move from %s to %s is cancelled: %s takes no guests any more (%s)", m.Source, m.Target, m.Target, policy.Why(h))
+			c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "its move from %s to %s is cancelled: %s takes no guests any more (%s)", m.Source, m.Target, m.Target, why)
 			p.propose("migration/"+m.Meta.Name, c)
 		}
 	}

@@ -95,6 +95,24 @@ func TestTheGuestsOfAHostThatWasCutOffFollowTheirLeases(t *testing.T) {
 	}
 }
 
+// The memory of a guest is not sent to a host that was cut off.
+func TestAMoveToAHostThatIsCutOffIsCancelled(t *testing.T) {
+	for _, state := range []v1.MigrationState{v1.MigrationState_MIGRATION_STATE_RESERVING, v1.MigrationState_MIGRATION_STATE_TRANSFERRING} {
+		h := newHousehold(t, "", 1)
+		g := h.objects.Guests["md-0"]
+		m := &v1.Migration{Meta: &v1.Meta{Name: "md-0-m1", Uid: "uid-m"}, Guest: "md-0", GuestUid: g.Meta.Uid, Source: "a1", Target: "b1", State: state,
+			SourceEpoch: 1, TargetEpoch: 2, SourceBootId: "boot-a1", TargetBootId: "boot-b1"}
+		h.objects.Migrations[m.Meta.Name] = m
+		h.pass(time.Second)
+		h.away = map[string]bool{"b1": true}
+		h.quarantine("b1", 0, false)
+		h.pass(time.Second)
+		if m := h.objects.Migrations["md-0-m1"]; m != nil && !m.Cancel && m.State == state {
+			t.Errorf("%s: the move is %v; events %q", state, m, h.events)
+		}
+	}
+}
+
 func TestAQuarantineAtOnce(t *testing.T) {
 	h := newHousehold(t, "", 1)
 	h.quarantine("a1", 0, false)

@@ -522,6 +522,12 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 	_, err = bob.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "secret"}))
 	wantCode(t, err, connect.CodeNotFound)
 	wantCode(t, publish(bob, false), connect.CodeNotFound)
+	for _, name := range []string{"secret", "none"} {
+		_, err = bob.RemoveImage(ctx, connect.NewRequest(&v1.RemoveImageRequest{Name: name}))
+		if connect.CodeOf(err) != connect.CodeNotFound || strings.Contains(err.Error(), "mpi, secret") {
+			t.Errorf("another user removes image %s: %v", name, err)
+		}
+	}
 	_, err = bob.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: secret, Publish: true}))
 	wantCode(t, err, connect.CodePermissionDenied, "take another name")
 

@@ -79,4 +79,8 @@ func TestEtcdOfAnotherMachineIsReachedOverTLSAlone(t *testing.T) {
 			t.Errorf("%q: %v", endpoint, err)
 		}
 	}
+	err := Run(t.Context(), Config{State: t.TempDir(), Listen: "127.0.0.1:0", EtcdEndpoints: []string{"http://192.0.2.1:2379"}})
+	if err == nil || !strings.Contains(err.Error(), "http://192.0.2.1:2379") {
+		t.Errorf("the manager begins: %v", err)
+	}
 }

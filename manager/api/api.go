@@ -98,7 +98,8 @@ func (s *Server) Handler() http.Handler {
 	control = limitUnauthenticatedBody(control)
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
-	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog})))
+	joinPath, join := watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog}))
+	mux.Handle(joinPath, limitUnauthenticatedBody(join))
 	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
 	return s.identify(mux)
 }

@@ -225,9 +225,10 @@ func published(ctx context.Context, have *v1.Image, public bool) (image *v1.Imag
 func (s *Server) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error) {
 	name := r.Msg.Name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
-		image := snap.Images[name]
+		usable := callerOf(ctx).coreCaller().UsableImages(snap.Images)
+		image := usable[name]
 		if image == nil {
-			return nil, missing("image", name, snap.Images)
+			return nil, missing("image", name, usable)
 		}
 		if err := replaceable(ctx, snap, image); err != nil {
 			return nil, err

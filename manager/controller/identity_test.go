@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 	"watari/ca"
 )
@@ -34,4 +36,43 @@ func TestAGuestsCertificateIsRenewedWhileItRuns(t *testing.T) {
 			t.Errorf("%v, valid until %v", err, cert.NotAfter)
 		}
 	})
+}
+
+func TestASealIsForOneHostOneVolumeAndItsFacts(t *testing.T) {
+	controllers := make([]*Controller, 2)
+	for i := range controllers {
+		authority, err := ca.New("watari")
+		if err != nil {
+			t.Fatal(err)
+		}
+		controllers[i] = &Controller{Deps: Deps{Log: slog.New(slog.DiscardHandler), Authority: authority}}
+	}
+	c := controllers[0]
+	facts := &v1.VolumeFacts{Name: "data", Owner: "ann", OwnerUid: "ann-1", SizeBytes: 1 << 30, Generation: 3}
+	facts.Seal = c.seal("b1", "uid", facts)
+	if !c.sealed("b1", "uid", facts) {
+		t.Error("the manager does not know its own seal")
+	}
+	for what, known := range map[string]bool{
+		"another host":      c.sealed("a2", "uid", facts),
+		"another volume":    c.sealed("b1", "uid-2", facts),
+		"another authority": controllers[1].sealed("b1", "uid", facts),
+	} {
+		if known {
+			t.Errorf("%s: the seal counts", what)
+		}
+	}
+	for what, change := range map[string]func(*v1.VolumeFacts){
+		"name":       func(f *v1.VolumeFacts) { f.Name = "home" },
+		"owner":      func(f *v1.VolumeFacts) { f.Owner = "bob" },
+		"owner uid":  func(f *v1.VolumeFacts) { f.OwnerUid = "ann-2" },
+		"size":       func(f *v1.VolumeFacts) { f.SizeBytes++ },
+		"generation": func(f *v1.VolumeFacts) { f.Generation++ },
+		"no seal":    func(f *v1.VolumeFacts) { f.Seal = nil },
+	} {
+		other := proto.CloneOf(facts)
+		if change(other); c.sealed("b1", "uid", other) {
+			t.Errorf("%s: the seal counts for other facts", what)
+		}
+	}
 }
