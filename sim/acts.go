@@ -276,7 +276,7 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 	attempt = func() {
 		switch {
 		case done || h.life != life:
-		case a.Wanted.GetRestore() != nil && h.lacks(a.Wanted.Restore, a.Guest):
+		case a.Wanted.GetRestore() != nil && (h.sim.short > 0 || h.lacks(a.Wanted.Restore, a.Guest)):
 			finish(machine.Result{Err: errFull, Final: true, Unplugged: true})
 		case a.Wanted.GetRestore() != nil && !h.hasAll(a.Wanted.Restore, a.Guest):
 			h.sim.after(100*time.Millisecond, attempt) // until the checkpoint's files are here

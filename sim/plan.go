@@ -35,7 +35,7 @@ var kinds = []struct {
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
-	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2},
+	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2}, {"hosts lack memory", 5},
 }
 
 // requests are the kinds of steps in which users ask a manager for something.
@@ -128,6 +128,9 @@ func (s *Sim) perform(step Step) {
 		s.alterFiles(h, step.Pick)
 	case "no room for copies":
 		h.cramped = true
+	case "hosts lack memory": // for restores: what else uses it is not known to the manager
+		s.short++
+		s.after(4*step.For, func() { s.short-- })
 	case "claim a volume":
 		s.claimVolume(h, step.Pick)
 	case "kill watchdog":

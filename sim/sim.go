@@ -51,6 +51,7 @@ type Sim struct {
 	names    []string // of hosts, in order
 
 	faulty          bool // calls fail now and then
+	short           int  // while above 0, no host has the memory for a restore
 	fencing         bool // managers can switch hosts off
 	oracle          bool // each decision is compared with a full one
 	unreadable      map[string]bool
