@@ -171,7 +171,8 @@ var mutants = []mutant{
 	{"a guest continues from the target though its source was out of reach until its lease ended", []edit{{"core/moves.go",
 		`end.Dead, end.Fenced = true, true`, `end.Dead = true`}}},
 	{"a guest whose lease ended is decided about only when something else happens", []edit{{"core/leases.go",
-		`	p.due[g.Meta.Name] = at`, `	_ = at`}}},
+		`	p.wake(g.Meta.Name, at)`, `	_ = at`}}},
+	{"a restore that all hosts have refused does not begin again", []edit{{"core/placing.go", "		p.restoreLater(cluster, g)\n", ""}}},
 	// Relays.
 	{"a relay is chosen that only one of two hosts reaches", []edit{{"core/relay.go",
 		"pathTo(p, pair.a, x).GetAnswers() && pathTo(p, pair.b, x).GetAnswers()", "pathTo(p, pair.a, x).GetAnswers()"}}},
