@@ -95,6 +95,20 @@ func TestTheGuestsOfAHostThatWasCutOffFollowTheirLeases(t *testing.T) {
 	}
 }
 
+func TestAClusterThatStopsAtALossStopsWhenAHostIsCutOff(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_STOP)
+	h.pass(time.Second)
+	h.quarantine("b1", 0, false)
+	h.lose(61 * time.Second)
+	h.pass(time.Second)
+	for _, g := range h.objects.Guests {
+		if !g.Stopped {
+			t.Errorf("%s is %v; events %q", g.Meta.Name, g, h.events)
+		}
+	}
+}
+
 // The memory of a guest is not sent to a host that was cut off.
 func TestAMoveToAHostThatIsCutOffIsCancelled(t *testing.T) {
 	for _, state := range []v1.MigrationState{v1.MigrationState_MIGRATION_STATE_RESERVING, v1.MigrationState_MIGRATION_STATE_TRANSFERRING} {

@@ -49,6 +49,7 @@ type running struct {
 	deps     atomic.Pointer[controller.Deps] // the controller's latest dependencies
 	consoles atomic.Int32
 	problems []string // problems of hosts that connect from now on
+	boot     string   // part of their boot ids
 }
 
 // bounded is a context for a whole test.
@@ -257,7 +258,7 @@ func (r *running) dial(name string, pair ca.KeyPair) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	f := &fakeHost{consoles: &r.consoles, problems: r.problems, info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
+	f := &fakeHost{consoles: &r.consoles, problems: r.problems, info: &v1.HostInfo{BootId: "boot-" + r.boot + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
 	if r.guest != nil {
