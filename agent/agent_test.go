@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -78,8 +79,12 @@ func TestAGuestIsStartedIdentifiedAndEnded(t *testing.T) {
 	if o.count("boot "+uid) != 1 {
 		t.Errorf("an epoch was started twice: %v", o.log)
 	}
+	before := o.identity.GetEntropy()
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
+	if bytes.Equal(before, o.identity.GetEntropy()) {
+		t.Error("two starts have the same random bytes")
+	}
 }
 
 func TestAGuestAgentThatCannotMountStorageIsNamed(t *testing.T) {
