@@ -37,6 +37,9 @@ func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	if err != nil {
 		return err
 	}
+	if w.Migration.ClearMemory {
+		g.identity.clearMemory(ctx)
+	}
 	way, err := a.tunnels.Open(ctx, w.Migration, socket)
 	if err != nil {
 		return fmt.Errorf("open the tunnel to host %s: %w", w.Migration.TargetHost, err)
