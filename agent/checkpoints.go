@@ -217,7 +217,7 @@ func validUID(uid string) bool {
 const fetchAgain = 2 * time.Second
 
 // mostFailures is the number of failures after which the host reports that it cannot keep a copy; the manager then asks
-// another host. This host goes on trying while it is ordered to, because the guest may have no better place for its restore.
+// another host. This host goes on trying while it is ordered to: a volume may have no better place for its restore.
 const mostFailures = 5
 
 // keep fetches a missing file. It tries until the file is here or no longer wanted. k.mu is held.
@@ -458,17 +458,32 @@ func (k *checkpointKeeper) taking(uid string) bool {
 // restore creates a guest's paused domain from a file of a checkpoint.
 func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	g.setStep("reading its checkpoint")
+	done, err := k.takeRoom(ctx, w.Restore)
+	if err != nil {
+		return fmt.Errorf("restore guest %s: %w", w.Name, err)
+	}
+	defer done()
 	plain := filepath.Join(k.agent.records.GuestDir(g.uid), restoredState)
 	defer os.Remove(plain)
-	if err := k.read(ctx, w.Restore, w.Uid, plain); err != nil {
+	if err := k.readChain(ctx, w.Restore, w.Uid, plain); err != nil {
 		return fmt.Errorf("restore guest %s: %w", w.Name, err)
 	}
 	g.setStep("restoring it")
 	return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
 }
 
-// read writes the state in the file of a guest or a volume to the file to. It removes a damaged file of the chain.
+// read writes the state in the file of a guest or a volume to the file to, if there is room for it.
 func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid, to string) error {
+	done, err := k.takeRoom(ctx, from)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return k.readChain(ctx, from, uid, to)
+}
+
+// readChain writes the state in the file of a guest or a volume to the file to. It removes a damaged file of the chain.
+func (k *checkpointKeeper) readChain(ctx context.Context, from *v1.RestoreOrder, uid, to string) error {
 	identity, err := age.ParseX25519Identity(from.Key)
 	if err != nil {
 		return err
@@ -478,11 +493,6 @@ func (k *checkpointKeeper) read(ctx context.Context, from *v1.RestoreOrder, uid,
 	for _, f := range keys {
 		chain = append(chain, checkpoint.Stored{Path: k.path(f.key), File: f.file})
 	}
-	done, err := k.takeRoom(ctx, from)
-	if err != nil {
-		return err
-	}
-	defer done()
 	err = checkpoint.Read(ctx, chain, identity, to)
 	var damage *checkpoint.DamagedError
 	if errors.As(err, &damage) {
@@ -535,6 +545,13 @@ func (k *checkpointKeeper) takeRoom(ctx context.Context, from *v1.RestoreOrder) 
 	}
 }
 
+// nothingTaken reports whether no state is being written.
+func (k *checkpointKeeper) nothingTaken() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.taken == 0
+}
+
 // roughly returns a size for a message that must not change with each byte: a new report would follow each change.
 func roughly(bytes int64) string { return humanize.IBytes(uint64(bytes >> 24 << 24)) }
 
@@ -580,7 +597,7 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 	step("fetching its checkpoint")
 	for {
 		if k.has(w.Restore, w.Uid) {
-			if err := k.roomForState(w.Restore); err != nil {
+			if err := k.roomForState(w.Restore); err != nil && k.nothingTaken() { // otherwise restore waits
 				return fmt.Errorf("read its checkpoint: %w", &refusedError{err.Error()})
 			}
 			return nil

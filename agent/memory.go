@@ -1,6 +1,6 @@
 package agent
 
-// memory.go - a guest's message about processes that its kernel killed because memory ran out.
+// memory.go - a guest's message about processes that its kernel killed because memory ran out, and the clearing of unused memory.
 
 import (
 	"context"

@@ -124,7 +124,7 @@ func (g *guest) started(err error, forked bool) machine.Result {
 	return machine.Result{Err: err, Uncertain: uncertain, Unforked: forked && !uncertain}
 }
 
-// refusedError means that the host accepts no new guests.
+// refusedError means that the host cannot take the guest now.
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }

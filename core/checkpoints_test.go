@@ -210,7 +210,7 @@ func TestHostsThatCannotRestoreAGuestAreAskedAgain(t *testing.T) {
 		t.Errorf("the guest: %v", g)
 	}
 	h.refusing, h.away = false, map[string]bool{"a1": true}
-	h.pass(refusedPauses)
+	h.pass(longestRefusedPause)
 	if g := h.objects.Guests["md-0"]; g.Host != "" || !strings.Contains(g.Message, "waits for a host that has the files") {
 		t.Errorf("its file is out of reach: %v", g)
 	}

@@ -151,7 +151,8 @@ type stateSince struct {
 // avoided are the hosts that could not start a guest.
 type avoided struct {
 	failed  []string
-	refused []string  // the restore of the guest
+	restore string    // the id of the restore that the rest is about
+	refused []string  // hosts that refused to restore the guest
 	rounds  int       // how often all hosts have refused
 	until   time.Time // until then those that refused are not asked again
 }

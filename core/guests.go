@@ -112,8 +112,9 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 		severity = v1.Severity_SEVERITY_ERROR
 	}
 	if d.Avoid {
-		avoid := p.avoid[g.Meta.Uid]
+		avoid := p.avoided(g)
 		if d.Refused {
+			avoid.restore = p.Clusters[g.Cluster].GetRestore().GetId()
 			avoid.refused = append(slices.Clone(avoid.refused), g.Host)
 		} else {
 			avoid.failed = append(slices.Clone(avoid.failed), g.Host)
@@ -127,6 +128,15 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 		p.handleLoss(&c, update, d.Message)
 	}
 	p.propose(key, c)
+}
+
+// avoided returns the hosts that could not start a guest. Refusals count only during the restore in which they were made.
+func (p *pass) avoided(g *v1.Guest) avoided {
+	a, cluster := p.avoid[g.Meta.Uid], p.Clusters[g.Cluster]
+	if !restoring(cluster) || a.restore != cluster.Restore.Id {
+		return avoided{failed: a.failed}
+	}
+	return a
 }
 
 // quotedCharacters bounds each quoted line of a console.

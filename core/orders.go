@@ -248,7 +248,7 @@ func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
 func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
 	source, target := s.Hosts[m.Source].GetInfo(), s.Hosts[m.Target].GetInfo()
 	return &v1.MigrationOrder{
-		// Between the sites' links, bytes cost more than the clearing. A guest that has to leave for an owner begins at once.
+		// Between sites, sending unused memory takes longer than clearing it. A guest that has to leave for an owner begins at once.
 		ClearMemory: source.GetSite() != target.GetSite() && m.Policy != policy.HarvestName,
 		Id:          m.Meta.Uid, SourceHost: m.Source, TargetHost: m.Target, BandwidthBytes: m.BandwidthBytes, Cancel: m.Cancel,
 		TargetAddress: tunnelAddress(s.Hosts[m.Target]),

@@ -147,15 +147,14 @@ func (p *pass) place(key string, g *v1.Guest) {
 	from := memberOf(p.restoredFrom(g), g)
 	if from != nil {
 		if !p.inReach(p.restoredFrom(g), from) {
-			p.wake(g.Meta.Name, p.Now.Add(idlePass))
 			p.refuse(key, g, "waits for a host that has the files of its checkpoint")
 			return
 		}
 		r = p.restoreRequest(g, cluster, from)
 	}
-	avoid := p.avoid[g.Meta.Uid]
+	avoid := p.avoided(g)
 	r.Shape, r.Exclude = g.Shape, slices.Concat(avoid.failed, avoid.refused)
-	r.Standby = lostElsewhere(cluster, g) || len(avoid.refused) > 0
+	r.Standby = p.standby(cluster, g)
 	if room.refused != "" && len(r.Exclude) == 0 && from == nil && !r.Standby {
 		p.refuse(key, g, room.refused)
 		return
@@ -170,6 +169,12 @@ func (p *pass) place(key string, g *v1.Guest) {
 		chosen = placement.Pick(&near, room.view)
 	}
 	if chosen < 0 {
+		chosen = placement.Pick(r, room.view)
+	}
+	if chosen < 0 && len(avoid.refused) > 0 && len(avoid.failed) > 0 { // those that failed before may try again
+		avoid.failed = nil
+		p.avoid[g.Meta.Uid] = avoid
+		r.Exclude = avoid.refused
 		chosen = placement.Pick(r, room.view)
 	}
 	if chosen < 0 && len(avoid.refused) > 0 {
@@ -199,6 +204,12 @@ func (p *pass) place(key string, g *v1.Guest) {
 // lostElsewhere reports whether a guest is placed because it was lost: alone, or with its cluster, which goes back to a checkpoint.
 func lostElsewhere(cluster *v1.Cluster, g *v1.Guest) bool {
 	return g.Restarts > 0 || restoring(cluster) && cluster.Restore.Losses > 0
+}
+
+// standby reports whether a guest may be placed on a spare host.
+func (p *pass) standby(cluster *v1.Cluster, g *v1.Guest) bool {
+	avoid := p.avoided(g)
+	return lostElsewhere(cluster, g) || len(avoid.refused) > 0 || avoid.rounds > 0
 }
 
 // openRoom returns the room for the guest's cluster.

@@ -353,16 +353,15 @@ func mustStay(whole *policy.Policy, name string, bounds *policy.Bounds, g *v1.Gu
 func (p *pass) cancelArrivals() {
 	for _, host := range p.concerned() {
 		h := p.Hosts[host]
-		var why string
+		cut, why := cutOff(h) != nil, "it was cut off"
 		switch {
-		case cutOff(h) != nil:
-			why = "it was cut off"
+		case cut:
 		case len(h.GetWithdrawn()) > 0:
 			why = policy.Why(h)
 		default:
 			continue
 		}
-		all := cutOff(h) != nil || policy.Withdrawn(h, policy.HarvestName) != nil
+		all := cut || policy.Withdrawn(h, policy.HarvestName) != nil
 		arriving := slices.Collect(maps.Keys(p.index.movesAt[host]))
 		oldestFirst(arriving)
 		for _, m := range arriving {

@@ -114,15 +114,19 @@ func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoin
 			view = free.forCluster(p, p.index.moves, guests, g.ImageDigest)
 		}
 		r := p.restoreRequest(g, cluster, m)
-		avoid := p.avoid[g.Meta.Uid]
-		r.Shape, r.Standby = g.Shape, lostElsewhere(cluster, g) || len(avoid.refused) > 0
+		avoid := p.avoided(g)
+		r.Shape, r.Standby = g.Shape, p.standby(cluster, g)
 		if p.Now.Before(avoid.until) {
 			r.Exclude = avoid.refused
 		}
 		chosen := placement.Pick(r, view)
 		if chosen < 0 {
 			_, verdicts := placement.Choose(r, view)
-			return g, (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+			why = (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+			if len(r.Exclude) > 0 {
+				why = fmt.Sprintf("hosts have refused it, and are asked again at %s; %s", avoid.until.UTC().Format("15:04:05 MST"), why)
+			}
+			return g, why
 		}
 		view[chosen].Place(g.Shape)
 		taken = append(taken, place{view[chosen].Name, g.Shape})
@@ -142,7 +146,7 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 		return
 	}
 	for _, g := range guests {
-		if avoid, is := p.avoid[g.Meta.Uid]; is {
+		if avoid := p.avoided(g); len(avoid.refused) > 0 {
 			avoid.refused = nil
 			p.avoid[g.Meta.Uid] = avoid
 		}
@@ -155,10 +159,9 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 }
 
 const (
-	// refusedPause is the shortest and refusedPauses the longest time for which hosts are not asked again to restore a guest
-	// after all of them have refused. It doubles each time.
-	refusedPause  = time.Minute
-	refusedPauses = time.Hour
+	// refusedPause is how long hosts are not asked again to restore a guest after all of them have refused. It doubles each time.
+	refusedPause        = time.Minute
+	longestRefusedPause = time.Hour
 )
 
 // restoreLater lets a restore begin again after a pause, because all hosts have refused one of its guests. The guests that
@@ -167,8 +170,8 @@ func (p *pass) restoreLater(cluster *v1.Cluster, g *v1.Guest) {
 	if p.changed(cluster) {
 		return
 	}
-	avoid := p.avoid[g.Meta.Uid]
-	pause := min(refusedPause<<min(avoid.rounds, 10), refusedPauses)
+	avoid := p.avoided(g)
+	pause := min(refusedPause<<min(avoid.rounds, 10), longestRefusedPause)
 	avoid.rounds++
 	avoid.until = p.Now.Add(pause)
 	p.avoid[g.Meta.Uid] = avoid

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -20,11 +21,21 @@ import (
 // maxClear bounds the time for which memory is cleared.
 const maxClear = 5 * time.Second
 
-// ClearMemory implements the service. A process of its own takes the memory, so that the kernel ends that process if others need
+// worthClearing is how much memory must have been freed, in bytes, since memory was cleared last or the agent began.
+const worthClearing = 128 << 20
+
+// ClearMemory implements the service. Memory is cleared only if much was freed: a guest that has done little has little to clear. A process of its own takes the memory, so that the kernel ends that process if others need
 // the memory meanwhile.
 func (s *guestService) ClearMemory(ctx context.Context, r *connect.Request[v1.ClearMemoryRequest]) (*connect.Response[v1.ClearMemoryResponse], error) {
+	freed, err := freedMemory()
+	if err != nil {
+		return nil, fmt.Errorf("clear memory: %w", err)
+	}
+	if freed-s.agent.freed.Load() < worthClearing {
+		return connect.NewResponse(&v1.ClearMemoryResponse{}), nil
+	}
 	limit := min(time.Duration(r.Msg.LimitMs)*time.Millisecond, maxClear)
-	command := exec.CommandContext(ctx, "/proc/self/exe", ClearVerb, strconv.FormatInt(limit.Milliseconds(), 10))
+	command := exec.CommandContext(ctx, "/proc/self/"+ownName, ClearVerb, strconv.FormatInt(limit.Milliseconds(), 10))
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("clear memory: %w", err)
 	}
@@ -32,11 +43,29 @@ func (s *guestService) ClearMemory(ctx context.Context, r *connect.Request[v1.Cl
 	if err := command.Wait(); err != nil {
 		return nil, fmt.Errorf("clear memory: %w", err)
 	}
+	if freed, err = freedMemory(); err == nil {
+		s.agent.freed.Store(freed)
+	}
 	return connect.NewResponse(&v1.ClearMemoryResponse{}), nil
+}
+
+// freedMemory returns how many bytes of memory were freed since the guest booted.
+func freedMemory() (uint64, error) {
+	text, err := os.ReadFile("/proc/vmstat")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "\npgfree ")
+	count, _, _ := strings.Cut(rest, "\n")
+	pages, err := strconv.ParseUint(count, 10, 64)
+	return pages * uint64(os.Getpagesize()), err
 }
 
 // ClearVerb is the argument with which watari-guest calls Clear.
 const ClearVerb = "clear-memory"
+
+// ownName is the kernel's name of the process that clears memory.
+const ownName = "exe"
 
 // clearStep is the memory that Clear takes at a time.
 const clearStep = 16 << 20

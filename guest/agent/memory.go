@@ -64,7 +64,7 @@ func (m *memoryWatch) expect(pid int) {
 func (m *memoryWatch) add(process *v1.OutOfMemory, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if process.Pid == m.own {
+	if process.Pid == m.own && process.Process == ownName {
 		return
 	}
 	process.Kills, process.At = m.last.GetKills()+1, timestamppb.New(at)
