@@ -1,13 +1,10 @@
 package agent
 
-// memory.go - a guest's message about processes that its kernel killed because memory ran out, and the clearing of unused memory.
+// memory.go - a guest's message about processes that its kernel killed because memory ran out.
 
 import (
-	"context"
 	"strings"
-	"time"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -32,23 +29,6 @@ func (k *identityKeeper) noteMemory(message *v1.OutOfMemory) {
 	if changed {
 		k.g.agent.publish()
 	}
-}
-
-const (
-	// clearLimit is how long the guest may clear memory before a move.
-	clearLimit = 500 * time.Millisecond
-	// clearTimeout bounds the request; a guest on a busy host is slow.
-	clearTimeout = 1500 * time.Millisecond
-)
-
-// clearMemory has the guest clear unused memory, so that less is sent when it moves. If the guest does not do it, only the move
-// takes longer.
-func (k *identityKeeper) clearMemory(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, clearTimeout)
-	defer cancel()
-	begun := time.Now()
-	_, err := k.client.ClearMemory(ctx, connect.NewRequest(&v1.ClearMemoryRequest{LimitMs: uint32(clearLimit.Milliseconds())}))
-	k.g.log.Debug("the guest has cleared unused memory", "took", time.Since(begun), "error", err)
 }
 
 // outOfMemory returns the guest's last message.

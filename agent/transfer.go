@@ -37,10 +37,6 @@ func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	if err != nil {
 		return err
 	}
-	// The guest also fills memory that the host has not given it yet.
-	if w.Migration.ClearMemory && a.config.FreeMemory() > w.GetShape().GetMemoryBytes()+memoryMargin {
-		g.identity.clearMemory(ctx)
-	}
 	way, err := a.tunnels.Open(ctx, w.Migration, socket)
 	if err != nil {
 		return fmt.Errorf("open the tunnel to host %s: %w", w.Migration.TargetHost, err)

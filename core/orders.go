@@ -14,7 +14,6 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/internal/protocol"
 	"watari/migration"
-	"watari/policy"
 )
 
 // orderBook has the last orders of each host, and their parts.
@@ -246,11 +245,8 @@ func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
 }
 
 func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
-	source, target := s.Hosts[m.Source].GetInfo(), s.Hosts[m.Target].GetInfo()
 	return &v1.MigrationOrder{
-		// Between sites, sending unused memory takes longer than clearing it. A guest that has to leave for an owner begins at once.
-		ClearMemory: source.GetSite() != target.GetSite() && m.Policy != policy.HarvestName,
-		Id:          m.Meta.Uid, SourceHost: m.Source, TargetHost: m.Target, BandwidthBytes: m.BandwidthBytes, Cancel: m.Cancel,
+		Id: m.Meta.Uid, SourceHost: m.Source, TargetHost: m.Target, BandwidthBytes: m.BandwidthBytes, Cancel: m.Cancel,
 		TargetAddress: tunnelAddress(s.Hosts[m.Target]),
 		SourceUid:     s.Hosts[m.Source].GetMeta().GetUid(), TargetUid: s.Hosts[m.Target].GetMeta().GetUid(),
 	}

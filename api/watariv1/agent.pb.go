@@ -540,7 +540,6 @@ type MigrationOrder struct {
 	SourceHost     string                 `protobuf:"bytes,6,opt,name=source_host,json=sourceHost,proto3" json:"source_host,omitempty"`
 	SourceUid      string                 `protobuf:"bytes,7,opt,name=source_uid,json=sourceUid,proto3" json:"source_uid,omitempty"` // uids in the hosts' certificates: a removed host may have had the same name
 	TargetUid      string                 `protobuf:"bytes,8,opt,name=target_uid,json=targetUid,proto3" json:"target_uid,omitempty"`
-	ClearMemory    bool                   `protobuf:"varint,9,opt,name=clear_memory,json=clearMemory,proto3" json:"clear_memory,omitempty"` // the guest clears unused memory first, because the link is slow
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -629,13 +628,6 @@ func (x *MigrationOrder) GetTargetUid() string {
 		return x.TargetUid
 	}
 	return ""
-}
-
-func (x *MigrationOrder) GetClearMemory() bool {
-	if x != nil {
-		return x.ClearMemory
-	}
-	return false
 }
 
 // GuestLimits bounds a guest's use of its host's processors.
@@ -3226,7 +3218,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x13RenewLeasesResponse\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x15\n" +
 	"\x06now_ns\x18\x02 \x01(\x04R\x05nowNs\"\x10\n" +
-	"\x0eSamplesRequest\"\xab\x02\n" +
+	"\x0eSamplesRequest\"\x88\x02\n" +
 	"\x0eMigrationOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_host\x18\x02 \x01(\tR\n" +
@@ -3239,8 +3231,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"source_uid\x18\a \x01(\tR\tsourceUid\x12\x1d\n" +
 	"\n" +
-	"target_uid\x18\b \x01(\tR\ttargetUid\x12!\n" +
-	"\fclear_memory\x18\t \x01(\bR\vclearMemory\"O\n" +
+	"target_uid\x18\b \x01(\tR\ttargetUid\"O\n" +
 	"\vGuestLimits\x12\x1d\n" +
 	"\n" +
 	"cpu_weight\x18\x01 \x01(\rR\tcpuWeight\x12!\n" +

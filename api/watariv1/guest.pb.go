@@ -472,86 +472,6 @@ func (x *IdentifyResponse) GetDescription() *DescribeResponse {
 	return nil
 }
 
-type ClearMemoryRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LimitMs       uint32                 `protobuf:"varint,1,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long it may take
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ClearMemoryRequest) Reset() {
-	*x = ClearMemoryRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ClearMemoryRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ClearMemoryRequest) ProtoMessage() {}
-
-func (x *ClearMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ClearMemoryRequest.ProtoReflect.Descriptor instead.
-func (*ClearMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *ClearMemoryRequest) GetLimitMs() uint32 {
-	if x != nil {
-		return x.LimitMs
-	}
-	return 0
-}
-
-type ClearMemoryResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ClearMemoryResponse) Reset() {
-	*x = ClearMemoryResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ClearMemoryResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ClearMemoryResponse) ProtoMessage() {}
-
-func (x *ClearMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ClearMemoryResponse.ProtoReflect.Descriptor instead.
-func (*ClearMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
-}
-
 type SyncRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -560,7 +480,7 @@ type SyncRequest struct {
 
 func (x *SyncRequest) Reset() {
 	*x = SyncRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +492,7 @@ func (x *SyncRequest) String() string {
 func (*SyncRequest) ProtoMessage() {}
 
 func (x *SyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +505,7 @@ func (x *SyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
 func (*SyncRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{5}
 }
 
 type SyncResponse struct {
@@ -596,7 +516,7 @@ type SyncResponse struct {
 
 func (x *SyncResponse) Reset() {
 	*x = SyncResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +528,7 @@ func (x *SyncResponse) String() string {
 func (*SyncResponse) ProtoMessage() {}
 
 func (x *SyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +541,7 @@ func (x *SyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncResponse.ProtoReflect.Descriptor instead.
 func (*SyncResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 type DescribeRequest struct {
@@ -632,7 +552,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +564,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +577,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 type DescribeResponse struct {
@@ -681,7 +601,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +613,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +626,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DescribeResponse) GetAgentVersion() string {
@@ -807,7 +727,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +739,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +752,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OutOfMemory) GetKills() uint64 {
@@ -879,7 +799,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +811,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +824,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetTimeRequest) GetNow() *timestamppb.Timestamp {
@@ -923,7 +843,7 @@ type SetTimeResponse struct {
 
 func (x *SetTimeResponse) Reset() {
 	*x = SetTimeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +855,7 @@ func (x *SetTimeResponse) String() string {
 func (*SetTimeResponse) ProtoMessage() {}
 
 func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +868,7 @@ func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetTimeResponse) GetSteppedNs() int64 {
@@ -973,7 +893,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +905,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +918,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -1059,7 +979,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +991,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1004,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PutFileResponse) GetSize() uint64 {
@@ -1104,7 +1024,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1036,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1049,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -1157,7 +1077,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1089,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1102,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -1227,7 +1147,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1159,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1172,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -1341,7 +1261,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1273,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1286,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1393,7 +1313,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1325,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1338,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Process) GetId() string {
@@ -1502,7 +1422,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1434,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1447,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1600,7 +1520,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1532,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1545,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1680,7 +1600,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1612,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1625,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1730,7 +1650,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +1662,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +1675,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 type ListProcessesRequest struct {
@@ -1766,7 +1686,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1698,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1711,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 type ListProcessesResponse struct {
@@ -1803,7 +1723,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1735,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1748,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1847,7 +1767,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[27]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +1779,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[27]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +1792,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -1890,7 +1810,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[28]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +1822,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[28]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +1835,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -1964,10 +1884,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\v2\x13.watari.v1.IdentityR\bidentity\x12,\n" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"Q\n" +
 	"\x10IdentifyResponse\x12=\n" +
-	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"/\n" +
-	"\x12ClearMemoryRequest\x12\x19\n" +
-	"\blimit_ms\x18\x01 \x01(\rR\alimitMs\"\x15\n" +
-	"\x13ClearMemoryResponse\"\r\n" +
+	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\r\n" +
 	"\vSyncRequest\"\x0e\n" +
 	"\fSyncResponse\"\x11\n" +
 	"\x0fDescribeRequest\"\x87\x03\n" +
@@ -2065,13 +1982,12 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x01 \x03(\v2\x12.watari.v1.ProcessR\tprocesses\"&\n" +
 	"\x14ForgetProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
-	"\x15ForgetProcessResponse2\xe9\x03\n" +
+	"\x15ForgetProcessResponse2\x9b\x03\n" +
 	"\fGuestService\x12C\n" +
 	"\bIdentify\x12\x1a.watari.v1.IdentifyRequest\x1a\x1b.watari.v1.IdentifyResponse\x12C\n" +
 	"\bDescribe\x12\x1a.watari.v1.DescribeRequest\x1a\x1b.watari.v1.DescribeResponse\x12@\n" +
 	"\aSetTime\x12\x19.watari.v1.SetTimeRequest\x1a\x1a.watari.v1.SetTimeResponse\x127\n" +
-	"\x04Sync\x12\x16.watari.v1.SyncRequest\x1a\x17.watari.v1.SyncResponse\x12L\n" +
-	"\vClearMemory\x12\x1d.watari.v1.ClearMemoryRequest\x1a\x1e.watari.v1.ClearMemoryResponse\x12B\n" +
+	"\x04Sync\x12\x16.watari.v1.SyncRequest\x1a\x17.watari.v1.SyncResponse\x12B\n" +
 	"\aPutFile\x12\x19.watari.v1.PutFileRequest\x1a\x1a.watari.v1.PutFileResponse(\x01\x12B\n" +
 	"\aGetFile\x12\x19.watari.v1.GetFileRequest\x1a\x1a.watari.v1.GetFileResponse0\x012\xa0\x03\n" +
 	"\x0eProcessService\x12O\n" +
@@ -2093,80 +2009,76 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_watari_v1_guest_proto_goTypes = []any{
 	(*Peer)(nil),                  // 0: watari.v1.Peer
 	(*Identity)(nil),              // 1: watari.v1.Identity
 	(*StorageMount)(nil),          // 2: watari.v1.StorageMount
 	(*IdentifyRequest)(nil),       // 3: watari.v1.IdentifyRequest
 	(*IdentifyResponse)(nil),      // 4: watari.v1.IdentifyResponse
-	(*ClearMemoryRequest)(nil),    // 5: watari.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),   // 6: watari.v1.ClearMemoryResponse
-	(*SyncRequest)(nil),           // 7: watari.v1.SyncRequest
-	(*SyncResponse)(nil),          // 8: watari.v1.SyncResponse
-	(*DescribeRequest)(nil),       // 9: watari.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 10: watari.v1.DescribeResponse
-	(*OutOfMemory)(nil),           // 11: watari.v1.OutOfMemory
-	(*SetTimeRequest)(nil),        // 12: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),       // 13: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),        // 14: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),       // 15: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),        // 16: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),       // 17: watari.v1.GetFileResponse
-	(*StartProcessRequest)(nil),   // 18: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),  // 19: watari.v1.StartProcessResponse
-	(*Process)(nil),               // 20: watari.v1.Process
-	(*AttachRequest)(nil),         // 21: watari.v1.AttachRequest
-	(*AttachResponse)(nil),        // 22: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),  // 23: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil), // 24: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),  // 25: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 26: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),  // 27: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil), // 28: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*SyncRequest)(nil),           // 5: watari.v1.SyncRequest
+	(*SyncResponse)(nil),          // 6: watari.v1.SyncResponse
+	(*DescribeRequest)(nil),       // 7: watari.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 8: watari.v1.DescribeResponse
+	(*OutOfMemory)(nil),           // 9: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),        // 10: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),       // 11: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),        // 12: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),       // 13: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),        // 14: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),       // 15: watari.v1.GetFileResponse
+	(*StartProcessRequest)(nil),   // 16: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),  // 17: watari.v1.StartProcessResponse
+	(*Process)(nil),               // 18: watari.v1.Process
+	(*AttachRequest)(nil),         // 19: watari.v1.AttachRequest
+	(*AttachResponse)(nil),        // 20: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),  // 21: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil), // 22: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),  // 23: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil), // 24: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),  // 25: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil), // 26: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
 	2,  // 1: watari.v1.Identity.mounts:type_name -> watari.v1.StorageMount
 	1,  // 2: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	29, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
-	10, // 4: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	29, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
-	11, // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
-	29, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
-	29, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	20, // 9: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	29, // 10: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	29, // 11: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	20, // 12: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	20, // 13: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	27, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	8,  // 4: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
+	27, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	9,  // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
+	27, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	27, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	18, // 9: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	27, // 10: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	27, // 11: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	18, // 12: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	18, // 13: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
 	3,  // 14: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	9,  // 15: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	12, // 16: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	7,  // 17: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
-	5,  // 18: watari.v1.GuestService.ClearMemory:input_type -> watari.v1.ClearMemoryRequest
-	14, // 19: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	16, // 20: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	18, // 21: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	21, // 22: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	23, // 23: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	25, // 24: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	27, // 25: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	4,  // 26: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	10, // 27: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	13, // 28: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	8,  // 29: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
-	6,  // 30: watari.v1.GuestService.ClearMemory:output_type -> watari.v1.ClearMemoryResponse
-	15, // 31: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	17, // 32: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	19, // 33: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	22, // 34: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	24, // 35: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	26, // 36: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	28, // 37: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	26, // [26:38] is the sub-list for method output_type
-	14, // [14:26] is the sub-list for method input_type
+	7,  // 15: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	10, // 16: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	5,  // 17: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
+	12, // 18: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	14, // 19: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	16, // 20: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	19, // 21: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	21, // 22: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	23, // 23: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	25, // 24: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	4,  // 25: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	8,  // 26: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	11, // 27: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	6,  // 28: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
+	13, // 29: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	15, // 30: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	17, // 31: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	20, // 32: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	22, // 33: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	24, // 34: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	26, // 35: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	25, // [25:36] is the sub-list for method output_type
+	14, // [14:25] is the sub-list for method input_type
 	14, // [14:14] is the sub-list for extension type_name
 	14, // [14:14] is the sub-list for extension extendee
 	0,  // [0:14] is the sub-list for field type_name
@@ -2183,7 +2095,7 @@ func file_watari_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

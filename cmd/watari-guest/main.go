@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -51,15 +49,6 @@ func main() {
 	case "forward":
 		if err := forward.Serve(standard{os.Stdin, os.Stdout}); err != nil {
 			fmt.Fprintln(os.Stderr, "watari-guest: forward:", err)
-			os.Exit(1)
-		}
-	case agent.ClearVerb: // for the agent alone
-		limit := 0
-		if len(os.Args) == 3 {
-			limit, _ = strconv.Atoi(os.Args[2])
-		}
-		if err := agent.Clear(time.Duration(limit) * time.Millisecond); err != nil {
-			fmt.Fprintln(os.Stderr, "watari-guest: clear memory:", err)
 			os.Exit(1)
 		}
 	case "version":

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,7 +47,6 @@ type Agent struct {
 	storage      *storage
 	overlay      *overlay
 	memory       memoryWatch
-	freed        atomic.Uint64 // freedMemory when memory was cleared last, or when the agent began
 	warm         chan struct{} // closed when a template may be made from this guest
 
 	identifying sync.Mutex // held while the identity changes
@@ -93,8 +91,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.resume(); err != nil {
 		a.log.Error("take up the identity of before", "error", err) // the host gives the identity again
 	}
-	freed, _ := freedMemory() // without it, memory is cleared more often than it must be
-	a.freed.Store(freed)
 	go a.warmUp(ctx)
 	go func() { a.log.Warn("nobody watches whether memory runs out", "error", a.memory.follow()) }()
 	a.log.Info("ready for the host")

@@ -21,7 +21,6 @@ import (
 type memoryWatch struct {
 	mu   sync.Mutex
 	last *v1.OutOfMemory // nil: memory has not run out
-	own  uint32          // the last process that cleared memory; nobody misses it
 }
 
 // state returns the watch's knowledge; nil: memory has not run out.
@@ -53,20 +52,10 @@ func (m *memoryWatch) follow() error {
 	}
 }
 
-// expect makes add ignore a process.
-func (m *memoryWatch) expect(pid int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.own = uint32(pid)
-}
-
 // add counts a process that the kernel killed.
 func (m *memoryWatch) add(process *v1.OutOfMemory, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if process.Pid == m.own && process.Process == ownName {
-		return
-	}
 	process.Kills, process.At = m.last.GetKills()+1, timestamppb.New(at)
 	m.last = process
 }

@@ -7,7 +7,6 @@ import (
 	"connectrpc.com/connect"
 
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -183,34 +182,6 @@ func TestAProcessThatTheKernelEndsForWantOfMemoryIsTold(t *testing.T) {
 		t.Logf("%v, %v ago", o, age)
 		return nil
 	})
-}
-
-// A page that was used and freed keeps its content, and is sent with it when the guest moves.
-func TestUnusedMemoryIsClearedBeforeAMove(t *testing.T) {
-	ctx, cleared, other := pair(t)
-	sent := map[*Guest]int64{}
-	for _, g := range []*Guest{cleared, other} {
-		g.MustRun(ctx, "", "head -c 64M /dev/urandom > /run/filled && rm /run/filled")
-		if g == cleared {
-			if _, err := g.Guests.ClearMemory(ctx, connect.NewRequest(&v1.ClearMemoryRequest{LimitMs: 5000})); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if d, err := g.Guests.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{})); err != nil || d.Msg.OutOfMemory != nil {
-			t.Errorf("%v, %v", d, err)
-		}
-		state := filepath.Join(t.TempDir(), "state")
-		g.Move("exec:cat > " + state)
-		info, err := os.Stat(state)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sent[g] = info.Size()
-	}
-	t.Logf("%d MiB of a guest that has cleared its memory, %d MiB of another", sent[cleared]>>20, sent[other]>>20)
-	if sent[cleared] > sent[other]-(48<<20) {
-		t.Error("unused memory was not cleared")
-	}
 }
 
 // homeReady waits until a guest reports that the shared home is ready.

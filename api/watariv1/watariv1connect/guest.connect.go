@@ -46,9 +46,6 @@ const (
 	GuestServiceSetTimeProcedure = "/watari.v1.GuestService/SetTime"
 	// GuestServiceSyncProcedure is the fully-qualified name of the GuestService's Sync RPC.
 	GuestServiceSyncProcedure = "/watari.v1.GuestService/Sync"
-	// GuestServiceClearMemoryProcedure is the fully-qualified name of the GuestService's ClearMemory
-	// RPC.
-	GuestServiceClearMemoryProcedure = "/watari.v1.GuestService/ClearMemory"
 	// GuestServicePutFileProcedure is the fully-qualified name of the GuestService's PutFile RPC.
 	GuestServicePutFileProcedure = "/watari.v1.GuestService/PutFile"
 	// GuestServiceGetFileProcedure is the fully-qualified name of the GuestService's GetFile RPC.
@@ -79,8 +76,6 @@ type GuestServiceClient interface {
 	SetTime(context.Context, *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error)
 	// Sync writes what has changed in the home's files to the guest's volume.
 	Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error)
-	// ClearMemory writes zeros to memory that nobody in the guest uses. A page of zeros is sent in a few bytes.
-	ClearMemory(context.Context, *connect.Request[watariv1.ClearMemoryRequest]) (*connect.Response[watariv1.ClearMemoryResponse], error)
 	// PutFile writes a file; the first message names it, an interrupted transfer is taken up at an offset.
 	PutFile(context.Context) *connect.ClientStreamForClient[watariv1.PutFileRequest, watariv1.PutFileResponse]
 	// GetFile reads a file from an offset.
@@ -122,12 +117,6 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(guestServiceMethods.ByName("Sync")),
 			connect.WithClientOptions(opts...),
 		),
-		clearMemory: connect.NewClient[watariv1.ClearMemoryRequest, watariv1.ClearMemoryResponse](
-			httpClient,
-			baseURL+GuestServiceClearMemoryProcedure,
-			connect.WithSchema(guestServiceMethods.ByName("ClearMemory")),
-			connect.WithClientOptions(opts...),
-		),
 		putFile: connect.NewClient[watariv1.PutFileRequest, watariv1.PutFileResponse](
 			httpClient,
 			baseURL+GuestServicePutFileProcedure,
@@ -145,13 +134,12 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // guestServiceClient implements GuestServiceClient.
 type guestServiceClient struct {
-	identify    *connect.Client[watariv1.IdentifyRequest, watariv1.IdentifyResponse]
-	describe    *connect.Client[watariv1.DescribeRequest, watariv1.DescribeResponse]
-	setTime     *connect.Client[watariv1.SetTimeRequest, watariv1.SetTimeResponse]
-	sync        *connect.Client[watariv1.SyncRequest, watariv1.SyncResponse]
-	clearMemory *connect.Client[watariv1.ClearMemoryRequest, watariv1.ClearMemoryResponse]
-	putFile     *connect.Client[watariv1.PutFileRequest, watariv1.PutFileResponse]
-	getFile     *connect.Client[watariv1.GetFileRequest, watariv1.GetFileResponse]
+	identify *connect.Client[watariv1.IdentifyRequest, watariv1.IdentifyResponse]
+	describe *connect.Client[watariv1.DescribeRequest, watariv1.DescribeResponse]
+	setTime  *connect.Client[watariv1.SetTimeRequest, watariv1.SetTimeResponse]
+	sync     *connect.Client[watariv1.SyncRequest, watariv1.SyncResponse]
+	putFile  *connect.Client[watariv1.PutFileRequest, watariv1.PutFileResponse]
+	getFile  *connect.Client[watariv1.GetFileRequest, watariv1.GetFileResponse]
 }
 
 // Identify calls watari.v1.GuestService.Identify.
@@ -174,11 +162,6 @@ func (c *guestServiceClient) Sync(ctx context.Context, req *connect.Request[wata
 	return c.sync.CallUnary(ctx, req)
 }
 
-// ClearMemory calls watari.v1.GuestService.ClearMemory.
-func (c *guestServiceClient) ClearMemory(ctx context.Context, req *connect.Request[watariv1.ClearMemoryRequest]) (*connect.Response[watariv1.ClearMemoryResponse], error) {
-	return c.clearMemory.CallUnary(ctx, req)
-}
-
 // PutFile calls watari.v1.GuestService.PutFile.
 func (c *guestServiceClient) PutFile(ctx context.Context) *connect.ClientStreamForClient[watariv1.PutFileRequest, watariv1.PutFileResponse] {
 	return c.putFile.CallClientStream(ctx)
@@ -199,8 +182,6 @@ type GuestServiceHandler interface {
 	SetTime(context.Context, *connect.Request[watariv1.SetTimeRequest]) (*connect.Response[watariv1.SetTimeResponse], error)
 	// Sync writes what has changed in the home's files to the guest's volume.
 	Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error)
-	// ClearMemory writes zeros to memory that nobody in the guest uses. A page of zeros is sent in a few bytes.
-	ClearMemory(context.Context, *connect.Request[watariv1.ClearMemoryRequest]) (*connect.Response[watariv1.ClearMemoryResponse], error)
 	// PutFile writes a file; the first message names it, an interrupted transfer is taken up at an offset.
 	PutFile(context.Context, *connect.ClientStream[watariv1.PutFileRequest]) (*connect.Response[watariv1.PutFileResponse], error)
 	// GetFile reads a file from an offset.
@@ -238,12 +219,6 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(guestServiceMethods.ByName("Sync")),
 		connect.WithHandlerOptions(opts...),
 	)
-	guestServiceClearMemoryHandler := connect.NewUnaryHandler(
-		GuestServiceClearMemoryProcedure,
-		svc.ClearMemory,
-		connect.WithSchema(guestServiceMethods.ByName("ClearMemory")),
-		connect.WithHandlerOptions(opts...),
-	)
 	guestServicePutFileHandler := connect.NewClientStreamHandler(
 		GuestServicePutFileProcedure,
 		svc.PutFile,
@@ -266,8 +241,6 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 			guestServiceSetTimeHandler.ServeHTTP(w, r)
 		case GuestServiceSyncProcedure:
 			guestServiceSyncHandler.ServeHTTP(w, r)
-		case GuestServiceClearMemoryProcedure:
-			guestServiceClearMemoryHandler.ServeHTTP(w, r)
 		case GuestServicePutFileProcedure:
 			guestServicePutFileHandler.ServeHTTP(w, r)
 		case GuestServiceGetFileProcedure:
@@ -295,10 +268,6 @@ func (UnimplementedGuestServiceHandler) SetTime(context.Context, *connect.Reques
 
 func (UnimplementedGuestServiceHandler) Sync(context.Context, *connect.Request[watariv1.SyncRequest]) (*connect.Response[watariv1.SyncResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.Sync is not implemented"))
-}
-
-func (UnimplementedGuestServiceHandler) ClearMemory(context.Context, *connect.Request[watariv1.ClearMemoryRequest]) (*connect.Response[watariv1.ClearMemoryResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.ClearMemory is not implemented"))
 }
 
 func (UnimplementedGuestServiceHandler) PutFile(context.Context, *connect.ClientStream[watariv1.PutFileRequest]) (*connect.Response[watariv1.PutFileResponse], error) {
