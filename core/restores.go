@@ -146,7 +146,7 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 		return
 	}
 	for _, g := range guests {
-		if avoid := p.avoided(g); len(avoid.refused) > 0 {
+		if avoid := p.avoided(g); len(avoid.refused) > 0 && !p.Now.Before(avoid.until) {
 			avoid.refused = nil
 			p.avoid[g.Meta.Uid] = avoid
 		}
@@ -171,15 +171,16 @@ func (p *pass) restoreLater(cluster *v1.Cluster, g *v1.Guest) {
 		return
 	}
 	avoid := p.avoided(g)
-	pause := min(refusedPause<<min(avoid.rounds, 10), longestRefusedPause)
-	avoid.rounds++
-	avoid.until = p.Now.Add(pause)
-	p.avoid[g.Meta.Uid] = avoid
+	if !p.Now.Before(avoid.until) { // otherwise only hosts that became eligible during the pause have refused
+		avoid.until = p.Now.Add(min(refusedPause<<min(avoid.rounds, 10), longestRefusedPause))
+		avoid.rounds++
+		p.avoid[g.Meta.Uid] = avoid
+	}
 	update := proto.CloneOf(cluster)
 	update.Restore.State = v1.RestoreState_RESTORE_STATE_ENDING
 	var c Change
 	c.write(Update, update)
-	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is restored again in %s at the earliest: no host can restore guest %s now (%s)", pause, g.Meta.Name, g.Message)
+	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is restored again at %s at the earliest: no host can restore guest %s now (%s)", avoid.until.UTC().Format("15:04:05 MST"), g.Meta.Name, g.Message)
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
