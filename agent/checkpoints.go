@@ -103,7 +103,7 @@ type checkpointKeeper struct {
 	refused  map[fileKey]error // why a file is not fetched: no room on this host, or mostFailures failures
 	verified map[fileKey]*verified
 
-	taken    int64      // bytes of the states that are being written for restores
+	taken    int64      // bytes of the disk for states that restores write, or are loading
 	verifies sync.Mutex // held while a file is verified, or a guest restored on trial
 }
 
@@ -458,18 +458,29 @@ func (k *checkpointKeeper) taking(uid string) bool {
 // restore creates a guest's paused domain from a file of a checkpoint.
 func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	g.setStep("reading its checkpoint")
-	done, err := k.takeRoom(ctx, w.Restore)
+	plain := filepath.Join(k.agent.records.GuestDir(g.uid), restoredState)
+	err := k.withState(ctx, w.Restore, w.Uid, plain, func() error {
+		g.setStep("restoring it")
+		return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
+	})
 	if err != nil {
 		return fmt.Errorf("restore guest %s: %w", w.Name, err)
 	}
-	defer done()
-	plain := filepath.Join(k.agent.records.GuestDir(g.uid), restoredState)
-	defer os.Remove(plain)
-	if err := k.readChain(ctx, w.Restore, w.Uid, plain); err != nil {
-		return fmt.Errorf("restore guest %s: %w", w.Name, err)
+	return nil
+}
+
+// withState writes a state to the file plain for as long as use runs. Meanwhile its room on the disk is taken.
+func (k *checkpointKeeper) withState(ctx context.Context, from *v1.RestoreOrder, uid, plain string, use func() error) error {
+	done, err := k.takeRoom(ctx, from)
+	if err != nil {
+		return err
 	}
-	g.setStep("restoring it")
-	return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
+	defer done()
+	defer os.Remove(plain)
+	if err := k.readChain(ctx, from, uid, plain); err != nil {
+		return err
+	}
+	return use()
 }
 
 // read writes the state in the file of a guest or a volume to the file to, if there is room for it.
@@ -503,39 +514,16 @@ func (k *checkpointKeeper) readChain(ctx context.Context, from *v1.RestoreOrder,
 	return err
 }
 
-// roomForState returns an error if the disk has no room for the state in the file of a guest or a volume.
-func (k *checkpointKeeper) roomForState(from *v1.RestoreOrder) error {
-	if free, spare := k.room(); free < stateRoom(from)+spare {
-		return fmt.Errorf("%w for its state: the disk has %s free, of which %s must stay free", checkpoint.ErrNoRoom, roughly(free), humanize.IBytes(uint64(spare)))
-	}
-	return nil
-}
-
 // stateRoom returns the size on disk of what is written for a restore. Reading a chain needs the previous state on disk, too.
 func stateRoom(from *v1.RestoreOrder) int64 {
 	return int64(min(1+len(from.Bases), 2)) * int64(from.File.GetStateBytes())
 }
 
-// takeRoom waits until the states that are being written leave room for another one. done gives the room back.
+// takeRoom waits until the states of other restores leave room for one more. done gives the room back.
 func (k *checkpointKeeper) takeRoom(ctx context.Context, from *v1.RestoreOrder) (done func(), err error) {
-	need := stateRoom(from)
 	for {
-		err := k.roomForState(from)
-		free, spare := k.room()
-		k.mu.Lock()
-		taken := k.taken
-		if err == nil && (taken == 0 || free >= taken+need+spare) {
-			k.taken += need
-			k.mu.Unlock()
-			return func() {
-				k.mu.Lock()
-				k.taken -= need
-				k.mu.Unlock()
-			}, nil
-		}
-		k.mu.Unlock()
-		if err != nil && taken == 0 {
-			return nil, err
+		if done, err = k.tryRoom(from); done != nil || err != nil {
+			return done, err
 		}
 		select {
 		case <-ctx.Done():
@@ -545,11 +533,24 @@ func (k *checkpointKeeper) takeRoom(ctx context.Context, from *v1.RestoreOrder) 
 	}
 }
 
-// nothingTaken reports whether no state is being written.
-func (k *checkpointKeeper) nothingTaken() bool {
+// tryRoom is takeRoom without the wait: it returns neither done nor an error if there may be room once other restores are over.
+func (k *checkpointKeeper) tryRoom(from *v1.RestoreOrder) (done func(), err error) {
+	need := stateRoom(from)
+	free, spare := k.room()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.taken == 0
+	switch {
+	case free >= k.taken+need+spare:
+		k.taken += need
+		return func() {
+			k.mu.Lock()
+			k.taken -= need
+			k.mu.Unlock()
+		}, nil
+	case k.taken > 0:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%w for its state: the disk has %s free, of which %s must stay free", checkpoint.ErrNoRoom, roughly(free), humanize.IBytes(uint64(spare)))
 }
 
 // roughly returns a size for a message that must not change with each byte: a new report would follow each change.
@@ -597,8 +598,12 @@ func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, ste
 	step("fetching its checkpoint")
 	for {
 		if k.has(w.Restore, w.Uid) {
-			if err := k.roomForState(w.Restore); err != nil && k.nothingTaken() { // otherwise restore waits
+			done, err := k.tryRoom(w.Restore)
+			if err != nil {
 				return fmt.Errorf("read its checkpoint: %w", &refusedError{err.Error()})
+			}
+			if done != nil {
+				done() // restore takes it
 			}
 			return nil
 		}

@@ -117,12 +117,9 @@ func (k *checkpointKeeper) try(ctx context.Context, key fileKey, guest string, t
 			return fmt.Errorf("plug its tap: %w", err)
 		}
 		plain := k.path(key) + ".trial"
-		defer os.Remove(plain)
-		if err := k.read(ctx, trial.Restore, key.guest, plain); err != nil {
-			return err
-		}
-		return a.config.Saver.Restore(ctx, domain.Spec{UID: uid, Name: domain.TemplatePrefix + uid[:8], VCPUs: trial.Shape.Vcpus, MemoryBytes: trial.Shape.MemoryBytes,
+		spec := domain.Spec{UID: uid, Name: domain.TemplatePrefix + uid[:8], VCPUs: trial.Shape.Vcpus, MemoryBytes: trial.Shape.MemoryBytes,
 			Kernel: files.Kernel, Initrd: files.Initrd, Root: files.Root, RootType: trial.Image.RootType, KernelArgs: trial.Image.KernelArgs, Tap: tap,
-			Channel: a.channelSocket(uid), Console: filepath.Join(a.guestRunDir(uid), "console.log"), ImageDigest: trial.Image.Digest, Platform: trial.Platform}, plain)
+			Channel: a.channelSocket(uid), Console: filepath.Join(a.guestRunDir(uid), "console.log"), ImageDigest: trial.Image.Digest, Platform: trial.Platform}
+		return k.withState(ctx, trial.Restore, key.guest, plain, func() error { return a.config.Saver.Restore(ctx, spec, plain) })
 	})
 }

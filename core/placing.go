@@ -171,7 +171,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 	if chosen < 0 {
 		chosen = placement.Pick(r, room.view)
 	}
-	if chosen < 0 && len(avoid.refused) > 0 && len(avoid.failed) > 0 { // those that failed before may try again
+	if chosen < 0 && len(avoid.failed) > 0 { // all other hosts were refused, so those that failed before may try again
 		avoid.failed = nil
 		p.avoid[g.Meta.Uid] = avoid
 		r.Exclude = avoid.refused
@@ -180,12 +180,6 @@ func (p *pass) place(key string, g *v1.Guest) {
 	if chosen < 0 && len(avoid.refused) > 0 {
 		p.restoreLater(cluster, g)
 		return
-	}
-	if chosen < 0 && len(r.Exclude) > 0 {
-		// All other hosts were refused, so hosts that failed before may try again.
-		delete(p.avoid, g.Meta.Uid)
-		r.Exclude = nil
-		chosen = placement.Pick(r, room.view)
 	}
 	if chosen < 0 {
 		_, verdicts := placement.Choose(r, room.view)
