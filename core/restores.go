@@ -321,9 +321,10 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 			c.event(v1.Severity_SEVERITY_INFO, "run", name, "goes on from checkpoint %s", from.Meta.Name)
 		case began:
 			severity := v1.Severity_SEVERITY_ERROR
-			if update.State = v1.RunState_RUN_STATE_FAILED; run.Cancel {
-				update.State, severity = v1.RunState_RUN_STATE_CANCELLED, v1.Severity_SEVERITY_INFO
+			if run.Cancel {
+				severity = v1.Severity_SEVERITY_INFO
 			}
+			update.State = broken(run)
 			update.Ended = timestamppb.New(p.Now)
 			update.Message = fmt.Sprintf("cluster %s went back to checkpoint %s, which was made before this run began", cluster.Meta.Name, from.Meta.Name)
 			c.event(severity, "run", name, "%s: %s", StateName(update.State.String()), update.Message)

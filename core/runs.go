@@ -157,13 +157,6 @@ func (p *pass) begunRun(run *v1.Run) {
 	if seen.Restores != run.Restores {
 		seen = RunSeen{} // it describes the run before its cluster went back
 	}
-	fail := func(exitCode int32, why string) {
-		if run.Cancel {
-			p.endRun(run, v1.RunState_RUN_STATE_CANCELLED, exitCode, why)
-			return
-		}
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, exitCode, why)
-	}
 	head := p.Guests[run.Head]
 	starting := run.State == v1.RunState_RUN_STATE_STARTING
 	switch {
@@ -181,13 +174,13 @@ func (p *pass) begunRun(run *v1.Run) {
 		}
 		p.endRun(run, state, seen.Ended.ExitCode, message)
 	case starting && seen.Refused != "":
-		fail(127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
+		p.endRun(run, broken(run), 127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
 	case seen.Unknown:
-		fail(0, fmt.Sprintf("its head guest %s was restarted, and the run ended with it", run.Head))
+		p.endRun(run, broken(run), 0, fmt.Sprintf("its head guest %s was restarted, and the run ended with it", run.Head))
 	case head == nil || head.Meta.Uid != run.HeadUid:
-		fail(0, fmt.Sprintf("its head guest %s no longer exists", run.Head))
+		p.endRun(run, broken(run), 0, fmt.Sprintf("its head guest %s no longer exists", run.Head))
 	case lost == run.Head && lost != "":
-		fail(0, lostMessage(lost))
+		p.endRun(run, broken(run), 0, lostMessage(lost))
 	case starting && seen.Started:
 		update := proto.CloneOf(run)
 		update.State, update.Started = v1.RunState_RUN_STATE_RUNNING, timestamppb.New(p.Now)
@@ -200,6 +193,14 @@ func (p *pass) begunRun(run *v1.Run) {
 		p.say(run, seen.Message)
 		p.follow(run, seen, lost)
 	}
+}
+
+// broken returns the state of a run that ends because its program cannot go on.
+func broken(run *v1.Run) v1.RunState {
+	if run.Cancel {
+		return v1.RunState_RUN_STATE_CANCELLED
+	}
+	return v1.RunState_RUN_STATE_FAILED
 }
 
 // waitsForCluster reports whether a run that has failed may run again soon, because its cluster is about to go back to a checkpoint.
