@@ -64,6 +64,6 @@ bench-cut: build ## what a checkpoint of a cluster on two sites costs its MPI pr
 
 PAPER ?= grid
 .PHONY: experiment
-experiment: build ## the experiments of a paper again (PAPER=grid), with its figures beside; EXPERIMENT="-only network -runs 1" (root; an hour)
-	@scripts/setup.sh build demo experiments
-	@$(GO) run ./experiments -paper $(PAPER) $(EXPERIMENT)
+experiment: build ## the experiments of a paper again (PAPER=grid), with its figures beside; EXPERIMENT="-only network -runs 1"; NPB=FOLDER: the NAS benchmarks too (root; an hour)
+	@scripts/setup.sh build demo experiments $(if $(NPB),npb)
+	@$(GO) run ./experiments -paper $(PAPER) $(if $(NPB),-npb "$(NPB)") $(EXPERIMENT)

@@ -29,9 +29,16 @@ type Experiment struct {
 	Name   string
 	Figure string // of the paper, for people
 	What   string // what it measures
-	Run    func(runs int) (*Result, error)
+	Run    func(Options) (*Result, error)
 	// Missing returns why the experiment cannot be run here; empty: it can. nil: it always can.
-	Missing func() string
+	Missing func(Options) string
+}
+
+// Options are the user's.
+type Options struct {
+	Runs  int    // repetitions of each measurement
+	NPB   string // folder with the MPI version of the NAS benchmarks; empty: there is none
+	Class string // size of the NAS benchmarks' problems: S, W, A, ...
 }
 
 // Result is the result of an experiment.
@@ -69,7 +76,10 @@ func main() {
 	name := flag.String("paper", "grid", "`paper` whose experiments are repeated: "+names(papers))
 	only := flag.String("only", "", "run only these `experiments`, with commas")
 	out := flag.String("out", "", "`folder` of the report (default: build/reports/PAPER)")
-	runs := flag.Int("runs", 3, "repetitions of each measurement")
+	var o Options
+	flag.IntVar(&o.Runs, "runs", 3, "repetitions of each measurement")
+	flag.StringVar(&o.NPB, "npb", "", "`folder` with the source of the NAS benchmarks' MPI version (it has config/ and EP/)")
+	flag.StringVar(&o.Class, "class", "S", "`class` of the NAS benchmarks: the size of their problems, from S on")
 	again := flag.Bool("again", false, "repeat experiments whose results are there")
 	flag.Parse()
 	i := slices.IndexFunc(papers, func(p Paper) bool { return p.Name == *name })
@@ -80,7 +90,7 @@ func main() {
 	if *out == "" {
 		*out = filepath.Join("build/reports", *name)
 	}
-	if err := repeat(papers[i], *only, *out, *runs, *again); err != nil {
+	if err := repeat(papers[i], *only, *out, o, *again); err != nil {
 		fmt.Fprintln(os.Stderr, "experiments:", err)
 		os.Exit(1)
 	}
@@ -95,7 +105,7 @@ func names(papers []Paper) string {
 }
 
 // repeat runs the requested experiments, and writes the report of all existing results.
-func repeat(p Paper, only, out string, runs int, again bool) error {
+func repeat(p Paper, only, out string, o Options, again bool) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
@@ -115,12 +125,12 @@ func repeat(p Paper, only, out string, runs int, again bool) error {
 		case err == nil && !again:
 			fmt.Printf("== %s: its result is there (%s); -again repeats it\n", e.Name, path)
 			continue
-		case e.Missing != nil && e.Missing() != "":
-			fmt.Printf("== %s: skipped: %s\n", e.Name, e.Missing())
+		case e.Missing != nil && e.Missing(o) != "":
+			fmt.Printf("== %s: skipped: %s\n", e.Name, e.Missing(o))
 			continue
 		}
 		fmt.Printf("== %s: %s\n", e.Name, e.What)
-		result, err := e.Run(runs)
+		result, err := e.Run(o)
 		if err == nil {
 			result.Header = report.NewHeader(p.Name+"/"+e.Name, fmt.Sprintf("make experiment PAPER=%s", p.Name))
 			err = report.Write(path, result)
