@@ -8,8 +8,10 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"math/big"
 	"net"
 	"strings"
 	"testing"
@@ -96,8 +98,11 @@ func TestClientAndManagerKnowEachOther(t *testing.T) {
 	host := issued(t, a, Identity{Kind: KindHost, Name: "a1", UID: "u-1"})
 
 	var seen Identity
+	verify := serverTLS.VerifyConnection
 	serverTLS.VerifyConnection = func(state tls.ConnectionState) (err error) {
-		seen, err = IdentityOf(state.PeerCertificates[0])
+		if err = verify(state); err == nil {
+			seen, err = IdentityOf(state.PeerCertificates[0])
+		}
 		return err
 	}
 	if c, s := shake(config(ClientTLS(a.CertificatePEM(), host.Certificate, host.Key)), serverTLS); c != nil || s != nil {
@@ -117,6 +122,26 @@ func TestClientAndManagerKnowEachOther(t *testing.T) {
 	hostAsServer := config(ServerTLS(a.CertificatePEM(), host.Certificate, host.Key))
 	if c, _ := shake(config(ClientTLS(a.CertificatePEM(), host.Certificate, host.Key)), hostAsServer); c == nil {
 		t.Fatal("a host was believed to be the manager")
+	}
+}
+
+// A chain of a hundred certificates, each of which could have signed the others, would cost as many checks.
+func TestAManagerSearchesNoChainInWhatAClientSends(t *testing.T) {
+	a := authority(t)
+	server := must[KeyPair](t)(a.IssueServer("m1"))
+	serverTLS := must[*tls.Config](t)(ServerTLS(a.CertificatePEM(), server.Certificate, server.Key))
+	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	long := tls.Certificate{PrivateKey: key}
+	for n := range int64(101) {
+		name := pkix.Name{CommonName: "x"}
+		cert := &x509.Certificate{SerialNumber: big.NewInt(n), Subject: name, Issuer: name, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+		long.Certificate = append(long.Certificate, must[[]byte](t)(x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)))
+	}
+	client := must[*tls.Config](t)(ClientTLS(a.CertificatePEM(), server.Certificate, server.Key))
+	client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &long, nil }
+	_, err := shake(client, serverTLS)
+	if unknown := (x509.UnknownAuthorityError{}); !errors.As(err, &unknown) || strings.Contains(err.Error(), "limit") {
+		t.Errorf("after all of the client's certificates: %v", err)
 	}
 }
 

@@ -20,13 +20,22 @@ func ClientTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 }
 
 // ServerTLS returns the configuration for a manager (all arguments are PEM). It verifies a client's certificate, but does
-// not require one, because JoinService needs none. The other handlers must check that there is one.
+// not require one, because JoinService needs none. The other handlers must check that there is one. Only one signature is
+// checked of a client's certificate: certificates of others that the client sends along do not count.
 func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
 		return nil, err
 	}
-	cfg.ClientAuth = tls.VerifyClientCertIfGiven
+	// The library would search a chain in what the client sends, and check up to a hundred signatures of any kind.
+	cfg.ClientAuth = tls.RequestClientCert
+	cfg.VerifyConnection = func(state tls.ConnectionState) error {
+		if len(state.PeerCertificates) == 0 {
+			return nil
+		}
+		_, err := verifyPeer(state, cfg.ClientCAs, x509.ExtKeyUsageClientAuth)
+		return err
+	}
 	return cfg, nil
 }
 
@@ -44,7 +53,7 @@ func PeerTLS(caPEM, certPEM, keyPEM []byte, accept func(Identity) error) (*tls.C
 	cfg.InsecureSkipVerify = true
 	roots := cfg.RootCAs
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {
-		id, err := verifyPeer(state, roots)
+		id, err := verifyPeer(state, roots, x509.ExtKeyUsageAny)
 		if err != nil || accept == nil {
 			return err
 		}
@@ -53,12 +62,13 @@ func PeerTLS(caPEM, certPEM, keyPEM []byte, accept func(Identity) error) (*tls.C
 	return cfg, nil
 }
 
-func verifyPeer(state tls.ConnectionState, roots *x509.CertPool) (Identity, error) {
+// verifyPeer verifies that one of the roots has signed the peer's certificate for a use.
+func verifyPeer(state tls.ConnectionState, roots *x509.CertPool, use x509.ExtKeyUsage) (Identity, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Identity{}, errors.New("the peer showed no certificate")
 	}
 	leaf := state.PeerCertificates[0]
-	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{use}})
 	if err != nil {
 		return Identity{}, fmt.Errorf("the peer's certificate: %w", err)
 	}
