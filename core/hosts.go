@@ -52,7 +52,7 @@ func (p *pass) hosts() {
 		if h == nil || !connected || report.GetInfo() == nil || p.full() {
 			continue
 		}
-		info := atSite(h.TokenSite, keepFacts(report.Info, h.Info))
+		info, owner := p.withOwnKey(name, atSite(h.TokenSite, keepFacts(report.Info, h.Info)))
 		if proto.Equal(info, h.Info) {
 			continue
 		}
@@ -72,8 +72,33 @@ func (p *pass) hosts() {
 		case h.Info.BootId != info.BootId:
 			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "has rebooted; its earlier guests have ended")
 		}
+		if owner != "" && (h.Info == nil || h.Info.WireguardPublicKey != "") {
+			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
+		}
 		p.propose("host/"+name, c)
 	}
+}
+
+// withOwnKey returns a host's description without its WireGuard key if another host has that key. Otherwise a host that
+// copies a key, which is public, would draw the traffic of the key's owner to itself. It returns the owner's name, too.
+func (p *pass) withOwnKey(name string, info *v1.HostInfo) (own *v1.HostInfo, owner string) {
+	key := info.WireguardPublicKey
+	if key == "" || key == p.Hosts[name].GetInfo().GetWireguardPublicKey() {
+		return info, ""
+	}
+	if p.keys == nil {
+		p.keys = map[string]string{}
+		for host, h := range p.Hosts {
+			p.keys[h.GetInfo().GetWireguardPublicKey()] = host
+		}
+	}
+	if owner = p.keys[key]; owner == "" {
+		p.keys[key] = name // of several new hosts with one key, one gets it
+		return info, ""
+	}
+	info = proto.CloneOf(info)
+	info.WireguardPublicKey = ""
+	return info, owner
 }
 
 // atSite returns an agent's information with the site that the host's token names, if it names one. Otherwise a host that

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -60,5 +62,45 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 	}
 	if len(written) != 1 || o.Hosts["a1"].Info.KernelVersion != "8" {
 		t.Error(fmt.Sprint(written), o.Hosts["a1"].Info)
+	}
+}
+
+// A host's key is public. Whoever reports another's draws nothing to itself.
+func TestAHostDoesNotTakeAnothersKey(t *testing.T) {
+	r := newRelayTest(t, "a1", "b1", "b2", "z1")
+	claim := func(host, key string) {
+		report := proto.CloneOf(r.world.Reports[host].Report)
+		report.Info.WireguardPublicKey = key
+		reports := Captured{}
+		for name, seen := range r.world.Reports {
+			reports[name] = seen
+		}
+		reports[host] = Seen{Report: report, Connected: true, Since: reports[host].Since}
+		r.world.Reports = reports
+	}
+	key := func(host string) string { return r.world.Hosts[host].Info.WireguardPublicKey }
+	claim("z1", "key of b1")
+	r.pass(time.Minute)
+	r.world.Hosts["n1"] = &v1.Host{Meta: &v1.Meta{Name: "n1", Uid: "n1"}}
+	r.world.Reports["n1"] = Seen{Report: &v1.HostObserved{Info: &v1.HostInfo{BootId: "n1", Site: "b", LanAddress: "192.0.2.9"}}, Connected: true, Since: time.Unix(1000, 0)}
+	claim("n1", "key of b1")
+	r.pass(time.Minute)
+	if key("z1") != "" || key("n1") != "" || key("b1") != "key of b1" {
+		t.Errorf("z1 has the key %q, n1 %q, and b1 %q", key("z1"), key("n1"), key("b1"))
+	}
+	for _, peer := range r.orders["a1"].Network.Peers {
+		if peer.WireguardPublicKey == "key of b1" && peer.Name != "b1" {
+			t.Errorf("a1 sends to %s with b1's key", peer.Name)
+		}
+	}
+	r.pass(time.Minute)
+	if want := []string{"z1 reports", "n1 joined", "n1 reports"}; len(r.events) != len(want) {
+		t.Errorf("events: %q", r.events)
+	}
+	claim("z1", "new")
+	claim("n1", "new")
+	r.pass(time.Minute)
+	if key("n1") != "new" || key("z1") != "" {
+		t.Errorf("of two new owners of one key, n1 has %q and z1 %q", key("n1"), key("z1"))
 	}
 }

@@ -135,7 +135,8 @@ type peerHosts struct {
 	near, far *v1.PeerHost // for hosts of its site, and for others
 }
 
-// peerHost returns the description of a host for another; nil: nothing is known of it, or it was cut off.
+// peerHost returns the description of a host for another; nil: nothing is known of it, it was cut off, or it has no key for
+// traffic that is to be encrypted.
 func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	info := p.Hosts[name].GetInfo()
 	if info == nil || cutOff(p.Hosts[name]) != nil {
@@ -144,6 +145,9 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	known := p.index.peers[name]
 	if trusted := p.TrustedLAN(info.Site); known.info != info || known.trusted != trusted {
 		describe := func(sameSite bool) *v1.PeerHost {
+			if info.WireguardPublicKey == "" && !(sameSite && trusted) {
+				return nil
+			}
 			return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: sameSite && trusted,
 				WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort,
 				DialOnly: info.DialOnly && (!sameSite || trusted), Keepalive: !sameSite && info.RelayPort != 0}
@@ -155,11 +159,11 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 		return known.near
 	}
 	far := known.far
-	if far.Keepalive && p.Hosts[host].Info.GetRelayPort() == 0 { // the host itself would not keep the path alive
+	if far.GetKeepalive() && p.Hosts[host].Info.GetRelayPort() == 0 { // the host itself would not keep the path alive
 		far = proto.CloneOf(far)
 		far.Keepalive = false
 	}
-	if r := p.Relayed(name, host); r != nil {
+	if r := p.kept(p.Relayed(name, host)); r != nil && far != nil {
 		far = proto.CloneOf(far)
 		far.Relay, far.RelayAddress = r.Relay, portAddress(p.Hosts[r.Relay], r.Port)
 	}

@@ -38,7 +38,7 @@ func newHousehold(t *testing.T, text string, guests int) *household {
 	h := &household{t: t, objects: NoObjects(), now: time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC), watcher: policy.NewWatcher(), idle: map[string]float64{}}
 	for _, name := range []string{"a1", "a2", "b1"} {
 		h.objects.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-" + name},
-			Info: &v1.HostInfo{BootId: "boot-" + name, Site: name[:1], Cores: 8, MemoryBytes: 8 << 30, Lent: true, Increments: true}}
+			Info: &v1.HostInfo{BootId: "boot-" + name, Site: name[:1], Cores: 8, MemoryBytes: 8 << 30, Lent: true, Increments: true, WireguardPublicKey: "key of " + name}}
 		h.idle[name] = 1e6
 	}
 	h.objects.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "uid-md"}, Spec: &v1.ClusterSpec{Guests: uint32(guests)}, Prefix: "10.0.0.0/24"}

@@ -305,7 +305,7 @@ func (p *pass) nextRelay(pair hostPair, now *v1.RelayedPeer, load map[string]int
 	_, _, aThere := p.Observed(pair.a)
 	_, _, bThere := p.Observed(pair.b)
 	if !aThere || !bThere {
-		return now, "" // the other host's report may be a consequence
+		return p.kept(now), "" // the other host's report may be a consequence
 	}
 	dialOnly := a.DialOnly && b.DialOnly
 	if now == nil {
@@ -332,9 +332,17 @@ func (p *pass) nextRelay(pair hostPair, now *v1.RelayedPeer, load map[string]int
 	}
 	next = p.chooseRelay(pair, now.Relay, load, updates)
 	if next == nil {
-		return now, "" // it may help again
+		return p.kept(now), "" // it may help again
 	}
 	return next, fmt.Sprintf("reaches host %s through host %s instead of host %s, which %s (%s)", pair.b, next.Relay, now.Relay, why, next.Reason)
+}
+
+// kept returns the relay that a pair has; nil: it was cut off, and gets no more packets, even if there is no other relay.
+func (p *pass) kept(now *v1.RelayedPeer) *v1.RelayedPeer {
+	if now == nil || cutOff(p.Hosts[now.Relay]) != nil {
+		return nil
+	}
+	return now
 }
 
 // relayFails says why a pair needs another relay; empty: it does not.
@@ -344,6 +352,8 @@ func (p *pass) relayFails(pair hostPair, now *v1.RelayedPeer, age time.Duration)
 	switch {
 	case h == nil || h.Meta.Deleting != nil:
 		return "is removed"
+	case cutOff(h) != nil:
+		return "was cut off"
 	case h.GetInfo().GetRelayPort() == 0:
 		return "has an agent that cannot relay"
 	case !connected:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -188,6 +189,41 @@ func TestARelayThatIsGoneIsReplaced(t *testing.T) {
 	r.leave("b1")
 	r.pass(time.Minute)
 	r.relays("a1 b1 d1") // b1 would not learn of it
+}
+
+// Neither of the hosts sends anything more to a relay that was cut off, whether or not there is another.
+func TestAHostThatWasCutOffRelaysNothing(t *testing.T) {
+	for _, other := range []string{"", "d1"} {
+		r := newRelayTest(t, "a1", "b1", "c1", "d1")
+		r.report("a1", "b1", "+c1")
+		r.report("b1", "a1", "+c1")
+		r.pass(0)
+		r.pass(time.Second)
+		r.relays("a1 b1 c1")
+		if other != "" {
+			r.report("a1", "b1", "+c1", "+d1")
+			r.report("b1", "a1", "+c1", "+d1")
+			r.pass(time.Second)
+		}
+		r.host("c1", func(h *v1.Host) {
+			h.Draining = true
+			h.Quarantine = &v1.Quarantine{CutOff: timestamppb.New(r.world.Now)}
+		})
+		r.leave("c1")
+		r.pass(0)
+		if other != "" {
+			r.relays("a1 b1 d1")
+		} else {
+			r.relays()
+		}
+		for _, name := range []string{"a1", "b1"} {
+			for _, peer := range r.orders[name].Network.Peers {
+				if peer.Relay == "c1" || peer.Name == "c1" {
+					t.Errorf("with %q beside, %s still has %v", other, name, peer)
+				}
+			}
+		}
+	}
 }
 
 func TestARelayThatPassesNothingIsReplacedAfterAPause(t *testing.T) {
