@@ -32,6 +32,11 @@ func incoming(spec Spec, host *hostFacts, text string) (string, error) {
 	if err := sent.Unmarshal(text); err != nil {
 		return "", fmt.Errorf("the description of guest %s cannot be read: %w", spec.Name, err)
 	}
+	if sent.CPU != nil {
+		if err := checkNames(sent.CPU); err != nil {
+			return "", fmt.Errorf("the description of guest %s: %w", spec.Name, err)
+		}
+	}
 	used, err := sent.Marshal()
 	if err != nil {
 		return "", err

@@ -193,16 +193,16 @@ var cpuNames = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
 // checkNames refuses a CPU with a name that does not match cpuNames.
 func checkNames(cpu *libvirtxml.DomainCPU) error {
-	var names []string
+	names := []string{cpu.Vendor}
 	if cpu.Model != nil {
-		names = append(names, cpu.Model.Value)
+		names = append(names, cpu.Model.Value, cpu.Model.VendorID)
 	}
 	for _, feature := range cpu.Features {
 		names = append(names, feature.Name)
 	}
 	for _, name := range names {
 		if name != "" && !cpuNames.MatchString(name) {
-			return fmt.Errorf("the template's CPU has %q for the name of its model or of a feature", name)
+			return fmt.Errorf("the CPU has %q for the name of its model or of a feature", name)
 		}
 	}
 	return nil
