@@ -40,6 +40,7 @@ import (
 const (
 	openTimeout     = 2 * time.Minute
 	shutdownTimeout = 3 * time.Second
+	maxHeader       = 16 << 10 // bytes of a request's headers; a stranger can send them, too
 )
 
 // Config has a manager's settings.
@@ -246,6 +247,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000},
 		ReadHeaderTimeout: 10 * time.Second,
+		MaxHeaderBytes:    maxHeader,
 		IdleTimeout:       5 * time.Minute,
 		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes of unknown clients are not worth a message
 	}

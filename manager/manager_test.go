@@ -189,6 +189,14 @@ func TestStrangersAreRefused(t *testing.T) {
 	if err != nil || resp.StatusCode != http.StatusUnauthorized {
 		t.Fatal(resp, err)
 	}
+	long, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long.Header.Set("X-Long", strings.Repeat("x", 40<<10))
+	if resp, err := noCert.Do(long); err != nil || resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("long headers: %v, %v", resp, err)
+	}
 	pair, _, err := r.join(r.hostToken(), "a1")
 	if err != nil {
 		t.Fatal(err)

@@ -46,6 +46,25 @@ func Lines(s string, limit int) string {
 	return strings.Join(lines, "\n")
 }
 
+// Text returns s with newlines and tabs as they are. Applying Text to its own result does not change it.
+func Text(s string) string {
+	plain := func(r rune) bool { return r == '\n' || r == '\t' || r != utf8.RuneError && unicode.IsPrint(r) }
+	if strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		if plain(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(escape(r, s[:size]))
+		}
+		s = s[size:]
+	}
+	return b.String()
+}
+
 // LastLines returns the last n lines of a text that are not blank, each as Line returns it.
 func LastLines(s string, n, limit int) []string {
 	var last []string

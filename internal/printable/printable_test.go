@@ -60,3 +60,15 @@ func TestAWriterEscapesHoweverTheTextIsCut(t *testing.T) {
 		}
 	}
 }
+
+func TestATextKeepsItsLines(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                             "",
+		"one\n\ttwo é 渡り":              "one\n\ttwo é 渡り",
+		"\x1b]0;title\a\r\n\xff\u202e": `\x1b]0;title\x07\x0d` + "\n" + `\xff\u202e`,
+	} {
+		if got := Text(text); got != want || Text(got) != got {
+			t.Errorf("%q: %q, not %q; again: %q", text, got, want, Text(got))
+		}
+	}
+}

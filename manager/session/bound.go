@@ -1,16 +1,18 @@
 package session
 
-// bound.go - limits how much of a report is kept. A host under an attacker's control must not fill the manager's memory or
-// its store.
+// bound.go - limits how much of a report is kept, and escapes its texts. A host under an attacker's control must not fill the
+// manager's memory or its store, or write control characters to a person's terminal.
 
 import (
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/printable"
 )
 
 // Limits on the kept part of a report.
@@ -60,7 +62,7 @@ func boundLoad(load *v1.HostLoad) {
 	}
 }
 
-// boundMessage cuts strings and lists, and drops large fields that this version does not know.
+// boundMessage cuts strings and lists, escapes strings, and drops large fields that this version does not know.
 func boundMessage(m protoreflect.Message, text, entries int) (cut bool) {
 	if len(m.GetUnknown()) > text {
 		m.SetUnknown(nil)
@@ -78,18 +80,18 @@ func boundMessage(m protoreflect.Message, text, entries int) (cut bool) {
 			for i := 0; i < list.Len() && (kind == protoreflect.MessageKind || isText(kind)); i++ {
 				if kind == protoreflect.MessageKind {
 					cut = boundMessage(list.Get(i).Message(), text, entries) || cut
-				} else if shorter, is := shorten(list.Get(i), kind, text); is {
-					list.Set(i, shorter)
-					cut = true
+				} else {
+					value, longer := bounded(list.Get(i), kind, text)
+					list.Set(i, value)
+					cut = cut || longer
 				}
 			}
 		case kind == protoreflect.MessageKind:
 			cut = boundMessage(value.Message(), text, entries) || cut
 		case isText(kind):
-			if shorter, is := shorten(value, kind, text); is {
-				m.Set(field, shorter)
-				cut = true
-			}
+			value, longer := bounded(value, kind, text)
+			m.Set(field, value)
+			cut = cut || longer
 		}
 		return true
 	})
@@ -100,9 +102,9 @@ func isText(kind protoreflect.Kind) bool {
 	return kind == protoreflect.StringKind || kind == protoreflect.BytesKind
 }
 
-// shorten returns the beginning of a string or of bytes, and whether the value was longer. It copies a string, so that the
-// rest does not stay in memory.
-func shorten(v protoreflect.Value, kind protoreflect.Kind, most int) (protoreflect.Value, bool) {
+// bounded returns the beginning of a string or of bytes, and whether the value was longer. It escapes a string. It copies what
+// it cuts, so that the rest does not stay in memory.
+func bounded(v protoreflect.Value, kind protoreflect.Kind, most int) (protoreflect.Value, bool) {
 	if kind == protoreflect.BytesKind {
 		b := v.Bytes()
 		if len(b) <= most {
@@ -110,12 +112,21 @@ func shorten(v protoreflect.Value, kind protoreflect.Kind, most int) (protorefle
 		}
 		return protoreflect.ValueOfBytes(append([]byte(nil), b[:most]...)), true
 	}
-	s := v.String()
-	if len(s) <= most {
+	was := v.String()
+	s := beginning(printable.Text(beginning(was, most)), most)
+	if s == was {
 		return v, false
+	}
+	return protoreflect.ValueOfString(s), len(was) > most
+}
+
+// beginning returns at most the first bytes of a string, without a part of a character.
+func beginning(s string, most int) string {
+	if len(s) <= most {
+		return s
 	}
 	for most > 0 && !utf8.RuneStart(s[most]) {
 		most--
 	}
-	return protoreflect.ValueOfString(string([]byte(s[:most]))), true
+	return strings.Clone(s[:most])
 }

@@ -69,6 +69,21 @@ func TestAReportThatSaysTooMuchIsCut(t *testing.T) {
 	}
 }
 
+// People read a host's texts on terminals.
+func TestTheTextsOfAReportAreEscaped(t *testing.T) {
+	o := &v1.HostObserved{Problems: []string{"\x1b]0;title\a", "two\nlines"}, Info: &v1.HostInfo{KernelVersion: "\x1b[2J", Acceleration: &v1.Acceleration{Reason: "a\rb"}},
+		Guests: []*v1.GuestObserved{{Message: strings.Repeat("\x1b", maxMessage)}}}
+	if bound(o) {
+		t.Error("something was cut")
+	}
+	if o.Problems[0] != `\x1b]0;title\x07` || o.Problems[1] != "two\nlines" || o.Info.KernelVersion != `\x1b[2J` || o.Info.Acceleration.Reason != `a\x0db` {
+		t.Errorf("%q, %q, %q", o.Problems, o.Info.KernelVersion, o.Info.Acceleration.Reason)
+	}
+	if m := o.Guests[0].Message; len(m) != maxMessage || strings.Contains(m, "\x1b") {
+		t.Errorf("a message of %d bytes, %.20q", len(m), m)
+	}
+}
+
 func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	s := New(nil, nil)
 	ses := &session{name: "a1"}
