@@ -73,13 +73,14 @@ func TestUsersShareATemplateOfAPublishedImageAlone(t *testing.T) {
 }
 
 func TestTheTemplatesOfAHostAreBounded(t *testing.T) {
+	const most = 16 // as the page on threats says
 	o := newOutside(t)
 	o.start()
 	templates := o.agent.templates
 	if err := os.MkdirAll(templates.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for n := range mostTemplates + 3 {
+	for n := range most + 3 {
 		key := fmt.Sprint("key", n)
 		if err := errors.Join(os.WriteFile(templates.path(key), nil, 0o600), templates.writeInfo(key, templateInfo{Image: "sha256:1"})); err != nil {
 			t.Fatal(err)
@@ -89,11 +90,11 @@ func TestTheTemplatesOfAHostAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	templates.used(fmt.Sprint("key", mostTemplates+2))
+	templates.used(fmt.Sprint("key", most+2))
 	templates.prune([]string{"sha256:1"})
-	for n := range mostTemplates + 3 {
+	for n := range most + 3 {
 		kept := templates.info(fmt.Sprint("key", n)) != nil
-		if want := n < mostTemplates-1 || n == mostTemplates+2; kept != want {
+		if want := n < most-1 || n == most+2; kept != want {
 			t.Errorf("template %d kept: %v", n, kept)
 		}
 	}

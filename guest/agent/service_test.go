@@ -155,6 +155,11 @@ func TestUnknownProcessesAreNotFound(t *testing.T) {
 
 // cluster makes agents of one cluster on loopback addresses, and returns the first one's socket.
 func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agent) {
+	return certified(t, func(string) string { return "md" }, names...)
+}
+
+// certified is cluster with certificates for these clusters.
+func certified(t *testing.T, as func(guest string) (cluster string), names ...string) (socket string, agents []*agent.Agent) {
 	authority, err := ca.New("md")
 	if err != nil {
 		t.Fatal(err)
@@ -174,7 +179,7 @@ func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agen
 		peers = append(peers, &v1.Peer{Name: name, Address: fmt.Sprintf("127.0.0.%d", 2+i)})
 	}
 	for i, name := range names {
-		pair, err := authority.IssueGuest("md", name)
+		pair, err := authority.IssueGuest(as(name), name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +298,21 @@ func TestSignalsPassWhileNobodyTakesTheOutput(t *testing.T) {
 	}
 }
 
-func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
+// Every cluster has its own authority. This is one that has signed for another cluster.
+func TestAGuestWithACertificateOfAnotherClusterIsNotServed(t *testing.T) {
+	_, agents := certified(t, func(guest string) string {
+		return map[string]string{"md-0": "other", "md-1": "md", "md-2": "md"}[guest]
+	}, "md-0", "md-1", "md-2")
+	for from, allowed := range map[int]bool{0: false, 2: true} {
+		ctx, peer := agents[from].Peer(t, "md-1")
+		_, err := peer.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: "none"}))
+		if served := err == nil || connect.CodeOf(err) == connect.CodeNotFound; served != allowed {
+			t.Errorf("a call from md-%d: %v", from, err)
+		}
+	}
+}
+
+func TestPeersMayNotBeRoot(t *testing.T) {
 	_, agents := cluster(t, "md-0", "md-1")
 	_, processes := host(t, agents[1])
 	ctx, peer := agents[0].Peer(t, "md-1")

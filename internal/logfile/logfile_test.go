@@ -1,6 +1,8 @@
 package logfile
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,5 +66,24 @@ func TestWhatIsNoLogFileIsLeftAlone(t *testing.T) {
 	defer plain.Close()
 	if appended(w) || appended(plain) {
 		t.Error("a pipe, or a file that is not appended to, was taken for a log")
+	}
+}
+
+func TestADaemonsLogIsPutAsideAbove64MiB(t *testing.T) {
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	once, cancel := context.WithCancel(t.Context())
+	cancel()
+	for size, want := range map[int64]int64{64 << 20: 64 << 20, 64<<20 + 1: 0} {
+		if err := file.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		Bound(once, file, slog.New(slog.DiscardHandler))
+		if info, err := file.Stat(); err != nil || info.Size() != want {
+			t.Errorf("a log of %d bytes has %d bytes now, not %d: %v", size, info.Size(), want, err)
+		}
 	}
 }

@@ -6,16 +6,21 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
+	"github.com/creack/pty"
 
 	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
 	"watari/cmd/internal/stub"
+	"watari/cmd/watari/root"
 )
 
 func starting(ready uint32, states ...v1.GuestState) *v1.WatchResponse {
@@ -85,6 +90,32 @@ func TestWaitOutlivesAManagersRestart(t *testing.T) {
 	manager.Resume(t)
 	if result := command.Wait(t); result.Status != 0 || !strings.Contains(result.Err, "cluster md is ready") {
 		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+// A guest can write what makes a terminal do things. A file gets what the guest wrote.
+func TestAConsoleIsQuotedOnATerminalOnly(t *testing.T) {
+	const text = "boot\n\x1b]0;title\a\x1b[2J\n"
+	manager := (&stub.Manager{OnConsole: func(_ context.Context, _ *v1.GuestConsoleRequest, send func(*v1.GuestConsoleResponse) error) error {
+		return send(&v1.GuestConsoleResponse{Data: []byte(text)})
+	}}).Start(t)
+	if result := manager.Run(t, "guest", "console", "md-0"); result.Out != text {
+		t.Errorf("a file gets %q", result.Out)
+	}
+	screen, terminal, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer screen.Close()
+	env := &cli.Env{In: strings.NewReader(""), Out: terminal, Err: io.Discard, Signals: make(chan os.Signal), Now: time.Now}
+	if status := root.Main(t.Context(), env, []string{"--config", save(t, manager.Config()), "guest", "console", "md-0"}); status != 0 {
+		t.Fatalf("status %d", status)
+	}
+	terminal.Close()
+	shown := make([]byte, 1000)
+	n, err := screen.Read(shown)
+	if want := "boot\r\n\\x1b]0;title\\x07\\x1b[2J\r\n"; string(shown[:n]) != want {
+		t.Errorf("a terminal gets %q, not %q (%v)", shown[:n], want, err)
 	}
 }
 
