@@ -91,6 +91,10 @@ var troubles = []trouble{
 		}
 		return nil
 	}},
+	{name: "a cluster is to go back to its checkpoint", weight: 1, ends: true, do: func(c *chaos, s strike) error {
+		cluster, _, _ := strings.Cut(s.guest, "-")
+		return c.mayRefuse("checkpoint", "restore", cluster)
+	}},
 	{name: "a host loses its power", weight: 1, ends: true, least: 3 * time.Second, most: 15 * time.Second,
 		do:   func(c *chaos, s strike) error { return c.try("lab", "host", "crash", "--name", labName, s.host) },
 		lift: func(c *chaos, s strike) error { return c.try("lab", "host", "start", "--name", labName, s.host) }},
@@ -179,10 +183,11 @@ type chaos struct {
 	t     *testing.T
 	begun time.Time
 
-	mu      sync.Mutex
-	enders  []time.Time // times at which guests may have been ended
-	right   int
-	excused []string
+	mu       sync.Mutex
+	enders   []time.Time // times at which guests may have been ended
+	right    int
+	restored int // runs of right that went back to a checkpoint
+	excused  []string
 }
 
 // try repeats a command until it succeeds, because the manager may be down.
@@ -236,6 +241,33 @@ type job struct {
 	steps   string
 	more    []string // arguments of the run
 	answer  string   // of an undisturbed run
+	// lasting: the cluster has a lease, a volume and regular checkpoints, to which it goes back when a guest is lost. Its runs
+	// take several times as long as the time between two checkpoints.
+	lasting  bool
+	restores int // of its last run
+}
+
+// patience is the time limit of a run.
+func (j *job) patience() time.Duration {
+	if j.lasting {
+		return 10 * time.Minute
+	}
+	return 3 * time.Minute
+}
+
+// make makes the job's cluster.
+func (j *job) make(t *testing.T, size int) {
+	more := []string{"--spread", "site"}
+	if j.lasting {
+		must(t, "volume", "create", j.cluster, "--size", "256M")
+		t.Cleanup(func() { must(t, "volume", "delete", j.cluster) })
+		more = append(more, "--volume", j.cluster, "--lease", "60s", "--on-host-loss", "restore")
+	}
+	newCluster(t, j.cluster, size, more...)
+	settled(t, j.cluster, size)
+	if j.lasting {
+		must(t, "checkpoint", "create", j.cluster, "--every", "45s", "--keep", "3")
+	}
 }
 
 // compute repeats the job until a time, and compares its answers.
@@ -243,17 +275,20 @@ func (c *chaos) compute(j *job, until time.Time) {
 	for n := 1; time.Now().Before(until); n++ {
 		name := fmt.Sprintf("%s-%d-%x", j.cluster, n, c.begun.Unix())
 		begun := time.Now()
-		answer, failure := j.run(name, until.Add(3*time.Minute))
+		answer, failure := j.run(name, until.Add(j.patience()))
 		ended := time.Now()
 		c.mu.Lock()
 		struck := slices.ContainsFunc(c.enders, func(at time.Time) bool { return at.After(begun.Add(-settle)) && at.Before(ended) })
 		switch {
 		case failure == "" && answer == j.answer:
 			c.right++
-			c.t.Logf("%6.1f s: run %s is right, after %.1f s", ended.Sub(c.begun).Seconds(), name, ended.Sub(begun).Seconds())
+			if j.restores > 0 {
+				c.restored++
+			}
+			c.t.Logf("%6.1f s: run %s is right, after %.1f s and %d restores", ended.Sub(c.begun).Seconds(), name, ended.Sub(begun).Seconds(), j.restores)
 		case failure == "":
 			c.t.Errorf("WRONG ANSWER of run %s:\n%s\nwant:\n%s", name, answer, j.answer)
-		case struck:
+		case struck, j.lasting && strings.Contains(failure, "which was made before this run began"):
 			c.excused = append(c.excused, name+": "+failure)
 			c.t.Logf("%6.1f s: run %s has ended with a guest: %s", ended.Sub(c.begun).Seconds(), name, failure)
 		default:
@@ -293,6 +328,7 @@ func (j *job) run(name string, limit time.Time) (answer, failure string) {
 		if state.Ended.IsZero() {
 			continue
 		}
+		j.restores = state.Restores
 		if !strings.HasSuffix(state.State, "_EXITED") || state.ExitCode != 0 {
 			logs, _ := shared.watari(30*time.Second, "run", "logs", name)
 			return "", fmt.Sprintf("%s, status %d: %s\n%s", state.State, state.ExitCode, state.Message, logs)
@@ -326,16 +362,18 @@ func TestChaos(t *testing.T) {
 	}
 	lasts := time.Duration(minutes * float64(time.Minute))
 	jobs := []*job{{cluster: "storm", steps: "30"}, {cluster: "squall", steps: "20", more: []string{"--transport", "pm"}}}
+	if chaosMinutes != "" {
+		jobs = append(jobs, &job{cluster: "gale", steps: "200", lasting: true})
+	}
 	var guests []string
 	for i, j := range jobs {
-		size := 3 - i
-		newCluster(t, j.cluster, size, "--spread", "site")
+		size := max(3-i, 2)
+		j.make(t, size)
 		for n := range size {
 			guests = append(guests, fmt.Sprintf("%s-%d", j.cluster, n))
 		}
-		settled(t, j.cluster, size)
 		var failure string
-		if j.answer, failure = j.run(fmt.Sprintf("%s-alone-%x", j.cluster, time.Now().Unix()), time.Now().Add(3*time.Minute)); failure != "" {
+		if j.answer, failure = j.run(fmt.Sprintf("%s-alone-%x", j.cluster, time.Now().Unix()), time.Now().Add(j.patience())); failure != "" {
 			t.Fatalf("the undisturbed run of %s: %s", j.cluster, failure)
 		}
 	}
@@ -357,11 +395,11 @@ func TestChaos(t *testing.T) {
 	defer func() { settle = settle0 }()
 	hostsReady(t)
 	for i, j := range jobs {
-		settled(t, j.cluster, 3-i)
+		settled(t, j.cluster, max(3-i, 2))
 		if chaosMinutes == "" {
 			continue // the last runs have ended after the last fault
 		}
-		if answer, failure := j.run(fmt.Sprintf("%s-after-%x", j.cluster, time.Now().Unix()), time.Now().Add(3*time.Minute)); failure != "" || answer != j.answer {
+		if answer, failure := j.run(fmt.Sprintf("%s-after-%x", j.cluster, time.Now().Unix()), time.Now().Add(j.patience())); failure != "" || answer != j.answer {
 			t.Errorf("a run of %s afterwards: %s\n%s", j.cluster, failure, answer)
 		}
 	}
@@ -374,22 +412,24 @@ type chaosReport struct {
 	Minutes float64        `json:"minutes"`
 	Faults  map[string]int `json:"faults"`
 	Right   int            `json:"runs_right"`
-	Ended   int            `json:"runs_ended_with_a_guest"`
-	Moves   map[string]int `json:"moves"` // by their end state
-	Passed  bool           `json:"passed"`
+	// Restored of these went back to a checkpoint on the way.
+	Restored int            `json:"runs_right_after_a_restore"`
+	Ended    int            `json:"runs_ended_with_a_guest"`
+	Moves    map[string]int `json:"moves"` // by their end state
+	Passed   bool           `json:"passed"`
 }
 
 // report logs the results, and writes them for `make chaos`.
 func (c *chaos) report(seed uint64, minutes float64, plan []strike) {
 	r := chaosReport{Header: report.NewHeader("chaos", fmt.Sprintf("make chaos SEED=%d MINUTES=%g", seed, minutes)), Seed: seed, Minutes: minutes,
-		Faults: map[string]int{}, Moves: map[string]int{}, Right: c.right, Ended: len(c.excused), Passed: !c.t.Failed()}
+		Faults: map[string]int{}, Moves: map[string]int{}, Right: c.right, Restored: c.restored, Ended: len(c.excused), Passed: !c.t.Failed()}
 	for _, s := range plan {
 		r.Faults[s.name]++
 	}
 	for _, m := range decoded[[]migration](c.t, "migrate", "list", "--all") {
 		r.Moves[strings.TrimPrefix(m.State, "MIGRATION_STATE_")]++
 	}
-	c.t.Logf("%d runs right, %d ended with a guest; faults: %v; moves: %v", r.Right, r.Ended, r.Faults, r.Moves)
+	c.t.Logf("%d runs right, %d of them after a restore, %d ended with a guest; faults: %v; moves: %v", r.Right, r.Restored, r.Ended, r.Faults, r.Moves)
 	if r.Right == 0 {
 		c.t.Error("no run came to its end, so that nothing was shown")
 	}

@@ -162,8 +162,16 @@ func refused(t *testing.T, words []string, args ...string) {
 // decoded runs a command with -o json and decodes its standard output.
 func decoded[T any](t *testing.T, args ...string) T {
 	t.Helper()
-	var v T
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	v, err := decode[T](args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// decode is decoded with an error.
+func decode[T any](args ...string) (v T, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	args = append([]string{"-o", "json"}, args...)
 	c := shared.command(ctx, args...)
@@ -171,12 +179,12 @@ func decoded[T any](t *testing.T, args ...string) T {
 	c.Stderr = &stderr
 	out, err := c.Output()
 	if err != nil {
-		t.Fatalf("watari %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.String())
+		return v, fmt.Errorf("watari %s: %w\n%s%s", strings.Join(args, " "), err, out, stderr.String())
 	}
 	if err := json.Unmarshal(out, &v); err != nil {
-		t.Fatalf("watari %s: %v in\n%s", strings.Join(args, " "), err, out)
+		return v, fmt.Errorf("watari %s: %w in\n%s", strings.Join(args, " "), err, out)
 	}
-	return v
+	return v, nil
 }
 
 type meta struct {
@@ -211,6 +219,7 @@ type run struct {
 	ExitCode int32
 	Message  string
 	Ended    time.Time
+	Restores int
 }
 
 func guestsOf(t *testing.T, cluster string) []guest {
