@@ -1,0 +1,130 @@
+package test
+
+// program_test.go - an MPI program that computes until a test ends it, and whose answer is then checked.
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// program is a run of LAMMPS on a cluster of two guests. Each line of its table depends on all that both ranks have
+// computed and sent before.
+type program struct{ cluster, name string }
+
+// endless is more steps than a test waits for.
+const endless = 1_000_000
+
+func meltOf(cluster, name string, steps int, more ...string) []string {
+	begin := append([]string{"run", cluster, "--name", name, "--stage", "../examples/melt/in.melt"}, more...)
+	return append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
+}
+
+// computes starts the program, and waits until it computes.
+func computes(t *testing.T, cluster string) *program {
+	t.Helper()
+	p := &program{cluster, cluster + "-program"}
+	must(t, meltOf(cluster, p.name, endless, "--detach")...)
+	until(t, time.Minute, "the program writes its table", func() (bool, string) { return len(p.lines()) > 1, "" })
+	return p
+}
+
+// lines returns the lines of the table so far, beginning with its heads.
+func (p *program) lines() []string {
+	out, err := shared.watari(20*time.Second, "run", "logs", p.name)
+	_, rest, found := strings.Cut(out, "Step ")
+	if err != nil || !found {
+		return nil
+	}
+	lines := strings.SplitAfter(rest, "\n")
+	return lines[:len(lines)-1] // what follows the last newline is no whole line
+}
+
+// goesOn waits until the program has written more lines, and returns all. TCP in a guest that was cut off for a minute tries
+// again after 51 s.
+func (p *program) goesOn(t *testing.T) (lines []string) {
+	t.Helper()
+	before := len(p.lines())
+	until(t, 3*time.Minute, "the program goes on", func() (bool, string) {
+		run := decoded[run](t, "run", "show", p.name)
+		if !strings.HasSuffix(run.State, "_RUNNING") {
+			t.Fatalf("the run is %s: %s", run.State, run.Message)
+		}
+		lines = p.lines()
+		return len(lines) >= before+3, run.Message
+	})
+	return lines
+}
+
+// right checks that the program still goes on, ends it, and compares its table with that of an undisturbed run.
+func (p *program) right(t *testing.T) {
+	t.Helper()
+	lines := p.goesOn(t)
+	must(t, "run", "cancel", p.name)
+	until(t, time.Minute, "the program has ended", func() (bool, string) {
+		run := decoded[run](t, "run", "show", p.name)
+		return !run.Ended.IsZero(), run.State
+	})
+	last := strings.Fields(lines[len(lines)-1])
+	steps, err := strconv.Atoi(last[0])
+	if err != nil {
+		t.Fatalf("the last line of the table is %q", last)
+	}
+	if want, got := undisturbed(t, p.cluster, steps), strings.Join(lines, ""); !strings.HasPrefix(want, got) {
+		t.Errorf("the answers differ:\n%s\n---\n%s", want, got)
+	}
+	t.Logf("the first %d steps are right", steps)
+}
+
+// answer is the longest table of an undisturbed run so far. It does not depend on the cluster.
+var answer struct {
+	steps int
+	table string
+}
+
+// undisturbed returns the table of an undisturbed run of at least so many steps.
+func undisturbed(t *testing.T, cluster string, steps int) string {
+	t.Helper()
+	if steps > answer.steps {
+		name := cluster + "-undisturbed"
+		must(t, meltOf(cluster, name, steps)...)
+		out := must(t, "run", "logs", name)
+		_, rest, found := strings.Cut(out, "Step ")
+		lines, _, whole := strings.Cut(rest, "Loop time")
+		if !found || !whole {
+			t.Fatalf("the undisturbed run has no whole table:\n%s", out)
+		}
+		answer.steps, answer.table = steps, lines
+	}
+	return answer.table
+}
+
+// eventsTell checks that the history contains each text.
+func eventsTell(t *testing.T, texts ...string) {
+	t.Helper()
+	out := must(t, "events")
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			t.Errorf("the history does not tell %q:\n%s", text, out)
+		}
+	}
+}
+
+// emptyHost returns the last of the hosts that take guests and have none.
+func emptyHost(t *testing.T) (empty string) {
+	t.Helper()
+	for _, h := range decoded[[]struct {
+		Meta   meta
+		State  string
+		Guests []string
+	}](t, "host", "list") {
+		if len(h.Guests) == 0 && strings.HasSuffix(h.State, "_READY") {
+			empty = h.Meta.Name
+		}
+	}
+	if empty == "" {
+		t.Fatal("all hosts have guests or take none")
+	}
+	return empty
+}
