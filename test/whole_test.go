@@ -186,10 +186,12 @@ func kvmBaseline(t *testing.T) {
 	}
 }
 
-// kvmMoves tests the main promise: a guest under KVM moves to the host of another guest while a program runs in both.
+// kvmMoves tests the main promise: a guest under KVM moves to the host of another guest while a program runs in both. The clocks
+// of the hosts are ten minutes apart.
 func kvmMoves(t *testing.T, guest, other string, alone melt) {
 	log := despitePanics(t, func(attempt string) (string, error) {
 		unmarked := mark(t, guest, other)
+		defer clockAhead(t, guestNamed(t, guest).Host, 10*time.Minute)() // the guest gets the clock of its next host
 		log, err := kvmMelt(t, "kvm-moved"+attempt, alone.steps, func() error {
 			m, err := decode[migration]("migrate", guest, "--to", guestNamed(t, other).Host)
 			if err == nil && !strings.HasSuffix(m.State, "_DONE") {
@@ -217,6 +219,18 @@ func kvmMoves(t *testing.T, guest, other string, alone melt) {
 	if off := clock - float64(time.Now().UnixNano())/1e9; math.Abs(off) > 10 {
 		t.Errorf("after the move the guest's clock is off by %.1f s", off)
 	}
+}
+
+// clockAhead sets a host's clock ahead until setBack is called.
+func clockAhead(t *testing.T, host string, by time.Duration) (setBack func()) {
+	t.Helper()
+	step := func(by time.Duration) {
+		if out, err := onHost(t, host, "date", "-s", fmt.Sprintf("%+d seconds", int(by.Seconds()))); err != nil {
+			t.Errorf("set the clock of host %s: %v: %s", host, err, out)
+		}
+	}
+	step(by)
+	return func() { step(-by) }
 }
 
 func kvmPowerFails(t *testing.T) {
