@@ -26,6 +26,8 @@ type Config struct {
 	Tap func(uid string) string
 	// Sent returns how many bytes each guest's interface has sent to each address since the count began; nil: not counted.
 	Sent func() (map[string]map[netip.Addr]uint64, error)
+	// OwnerGuest is the name of the libvirt domain that the owner uses. Its processor time counts as the owner's. Empty: none.
+	OwnerGuest string
 }
 
 // Host measures the host as a whole; load.Reader implements it.

@@ -163,6 +163,54 @@ func TestTheOwnersControlGroupTellsTheOwnersTime(t *testing.T) {
 	cpu(t, f.sample(time.Second), 0, 0.3, 0.7)
 }
 
+// domain is the QEMU of a libvirt domain that is not a guest of Watari.
+func domain(pid int, name string, used time.Duration) program {
+	p := qemu(pid, "dddd1111-0000-4000-8000-000000000001", "", used)
+	p.arguments[2] = "guest=" + name + ",debug-threads=on"
+	return p
+}
+
+func TestTheOwnersGuestCountsAsTheOwner(t *testing.T) {
+	const ofLibvirt, ofSession = "/machine.slice/machine-qemu.scope", "/user.slice/user-1000.slice/user@1000.service"
+	for name, c := range map[string]struct {
+		ownerGuest, domain string // the setting, and whose QEMU runs
+		user               int    // QEMU's
+		group              string // QEMU's
+		sessions           bool   // a control group tells the owner's time
+		owner, system      float64
+	}{
+		"without login sessions":         {"win11", "win11", 64055, ofLibvirt, false, 0.5, 0},
+		"beside login sessions":          {"win11", "win11", 64055, ofLibvirt, true, 0.8, 0.2},
+		"its QEMU runs as a person":      {"win11", "win11", 1000, ofLibvirt, true, 0.8, 0.2},
+		"it was started in a session":    {"win11", "win11", 1000, ofSession, true, 0.3, 0.7},
+		"another domain":                 {"win11", "win10", 64055, ofLibvirt, false, 0, 0.5},
+		"another domain beside sessions": {"win11", "win11-old", 64055, ofLibvirt, true, 0.3, 0.7},
+		"no domain is the owner's":       {"", "win11", 64055, ofLibvirt, true, 0.3, 0.7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			f.monitor.config.OwnerGuest = c.ownerGuest
+			use := func(guest, inSessions time.Duration) {
+				p := domain(70, c.domain, guest)
+				p.user = c.user
+				f.run(p)
+				f.write("proc/70/cgroup", "0::"+c.group+"\n")
+				if c.sessions {
+					f.write("sys/fs/cgroup/user.slice/cpu.stat", fmt.Sprintf("usage_usec %d\n", inSessions.Microseconds()))
+				}
+			}
+			use(time.Hour, time.Minute)
+			f.sample(0)
+			use(time.Hour+500*time.Millisecond, time.Minute+300*time.Millisecond)
+			total := 500 * time.Millisecond // the domain's alone
+			if c.sessions {
+				total = time.Second
+			}
+			cpu(t, f.sample(total), 0, c.owner, c.system)
+		})
+	}
+}
+
 func TestAGuestsLastTimeIsNotTheOwners(t *testing.T) {
 	f := newFake(t)
 	f.run(qemu(70, uidA, "md-0", 0))

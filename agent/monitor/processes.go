@@ -21,9 +21,10 @@ import (
 type whose int
 
 const (
-	systems whose = iota // the kernel's, a daemon's, Watari's own
-	owners               // the owner's
-	guests               // a guest's QEMU
+	systems     whose = iota // the kernel's, a daemon's, Watari's own
+	owners                   // the owner's
+	guests                   // a guest's QEMU
+	ownersGuest              // the QEMU of Config.OwnerGuest, outside the owner's login sessions
 )
 
 // Range of the user ids of people, by Debian's /etc/login.defs. Other ids belong to daemons.
@@ -53,12 +54,13 @@ type process struct {
 // measureProcesses fills in the host's processor time by whom it belongs to, and returns the guests by uid.
 //
 // A process that begins and ends between two samples is seen only in the host's total. Its time counts as the owner's,
-// because the owner's programs (make, shells) start other programs. It does not if a control group tells the owner's time.
+// because the owner's programs (make, shells) start other programs. It does not if a control group tells the owner's time: to
+// that only the owner's guest is added.
 func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[string]*v1.GuestSample {
 	before := m.processes
 	m.processes = map[int]process{}
 	found := map[string]*v1.GuestSample{}
-	var spent [guests + 1]time.Duration
+	var spent [ownersGuest + 1]time.Duration
 	list, _ := m.fs.AllProcs()
 	for _, p := range list {
 		stat, err := p.Stat()
@@ -91,7 +93,7 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 	}
 	spent[guests] = min(spent[guests], total)
 	if grouped {
-		spent[owners] = min(inSessions, total-spent[guests])
+		spent[owners] = min(inSessions+spent[ownersGuest], total-spent[guests])
 	} else {
 		spent[owners] = max(0, total-spent[guests]-spent[systems])
 	}
@@ -118,7 +120,7 @@ func (m *Monitor) totals() (programs, interrupts, sessions time.Duration, known,
 // process returns a process with its processor time. It determines the owner once for each program that the process runs.
 func (m *Monitor) process(pid int, stat procfs.ProcStat, before map[int]process) process {
 	is, old := before[pid]
-	becomes := isQEMU(stat.Comm) && is.whose != guests // the process may have become QEMU just now
+	becomes := isQEMU(stat.Comm) && is.whose != guests && is.whose != ownersGuest // the process may have become QEMU just now
 	if !old || is.started != stat.Starttime || is.name != stat.Comm || is.tty != stat.TTY || becomes {
 		is = process{started: stat.Starttime, name: stat.Comm, tty: stat.TTY}
 		is.whose, is.guest = m.whoseIs(pid, stat)
@@ -144,6 +146,12 @@ func (m *Monitor) whoseIs(pid int, stat procfs.ProcStat) (whose, qemuprocesses.P
 	if err != nil {
 		return systems, qemuprocesses.Process{}
 	}
+	if m.config.OwnerGuest != "" && isQEMU(stat.Comm) {
+		name, is := qemuprocesses.Domain(filepath.Join(m.config.Root, "proc"), pid)
+		if is && name == m.config.OwnerGuest && !m.inSession(pid) {
+			return ownersGuest, qemuprocesses.Process{}
+		}
+	}
 	user := info.Sys().(*syscall.Stat_t).Uid
 	if user >= firstPerson && user <= lastPerson || stat.TTY != 0 && stat.Comm != "agetty" {
 		return owners, qemuprocesses.Process{}
@@ -155,6 +163,12 @@ func (m *Monitor) whoseIs(pid int, stat procfs.ProcStat) (whose, qemuprocesses.P
 		}
 	}
 	return systems, qemuprocesses.Process{}
+}
+
+// inSession reports whether a process is in the control group of all login sessions, which already has its time.
+func (m *Monitor) inSession(pid int) bool {
+	groups, _ := os.ReadFile(filepath.Join(m.config.Root, "proc", strconv.Itoa(pid), "cgroup"))
+	return strings.Contains(string(groups), ":/user.slice/")
 }
 
 func cores(used, since time.Duration) float64 {

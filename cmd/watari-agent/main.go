@@ -16,6 +16,7 @@ import (
 	"watari/cmd/internal/probe"
 	"watari/internal/descriptors"
 	"watari/internal/logfile"
+	"watari/internal/qemuprocesses"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -100,6 +101,7 @@ type options struct {
 	relayPort     uint
 	dialOnly      bool
 	lent          bool
+	ownerGuest    string // libvirt domain; empty: none
 	cgroup        string
 	bandwidth     uint64 // of images and templates, bytes per second; 0: no limit
 	metrics       string
@@ -147,6 +149,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.BoolVar(&o.dialOnly, "dial-only", false, "nothing reaches this host that it has not asked for: it is behind NAT or a firewall (found out where not given)")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
 	flags.BoolVar(&o.lent, "lent", false, "the host's owner has lent it out, and uses it now and then")
+	flags.StringVar(&o.ownerGuest, "owner-guest", "", "`name` of the libvirt domain, not Watari's, that the host's owner uses: its processor time counts as the owner's")
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
 	flags.Uint64Var(&o.bandwidth, "image-bandwidth", 0, "most `bytes` per second to fetch of images and templates, and to pass on; 0: no limit")
@@ -170,6 +173,11 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("--relay-port %d: give a port up to %d", o.relayPort, 65535-overlay.RelayedPorts)
 	case o.lanAddress == "" && o.lanInterface == "":
 		return o, errors.New("how the other hosts reach this one is not known; give --lan-address or --lan-interface")
+	}
+	if o.ownerGuest != "" {
+		if err := qemuprocesses.CheckDomain(o.ownerGuest); err != nil {
+			return o, fmt.Errorf("--owner-guest %w", err)
+		}
 	}
 	return o, nil
 }

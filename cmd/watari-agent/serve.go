@@ -65,7 +65,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	info.RelayPort = uint32(network.RelayPort())
-	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent})
+	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent, OwnerGuest: o.ownerGuest})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}

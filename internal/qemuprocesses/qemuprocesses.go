@@ -1,4 +1,4 @@
-// Package qemuprocesses finds the QEMU processes of guests on this host, without libvirt.
+// Package qemuprocesses finds the QEMU processes of guests, and of other domains of libvirt, on this host, without libvirt.
 package qemuprocesses
 
 import (
@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -58,15 +59,59 @@ func list(proc string) ([]Process, error) {
 
 // Of returns the guest of a QEMU process; false: the process is not a guest's QEMU, or has ended.
 func Of(proc string, pid int) (Process, bool) {
-	own, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
-	if err != nil {
-		return Process{}, false
-	}
-	p, err := read(filepath.Join(proc, strconv.Itoa(pid)), pid, own)
-	if err != nil || p == nil {
+	p := domain(proc, pid).guest()
+	if p == nil {
 		return Process{}, false
 	}
 	return *p, true
+}
+
+// Domain returns the name of the libvirt domain, which need not be a guest, of a QEMU process; false: the process is not a
+// domain's QEMU, or has ended.
+func Domain(proc string, pid int) (name string, is bool) {
+	p := domain(proc, pid)
+	if p == nil {
+		return "", false
+	}
+	return p.Name, true
+}
+
+// domain inspects a process; nil if it is not a domain's QEMU in the own PID namespace, or cannot be inspected.
+func domain(proc string, pid int) *Process {
+	own, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
+	if err != nil {
+		return nil
+	}
+	p, err := readDomain(filepath.Join(proc, strconv.Itoa(pid)), pid, own)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+// guest returns the guest of a domain's process; nil if the domain is not a guest.
+func (p *Process) guest() *Process {
+	if p == nil {
+		return nil
+	}
+	name, ours := strings.CutPrefix(p.Name, namePrefix)
+	if !ours {
+		return nil
+	}
+	return &Process{PID: p.PID, UID: p.UID, Name: name}
+}
+
+var domainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$`)
+
+// CheckDomain refuses names that people may not give for a libvirt domain that is not a guest.
+func CheckDomain(name string) error {
+	switch {
+	case !domainName.MatchString(name):
+		return fmt.Errorf("%q: give the name of a libvirt domain with at most 100 letters, digits, '.', '_', '+' and '-', the first a letter or digit", name)
+	case strings.HasPrefix(name, namePrefix):
+		return fmt.Errorf("%q is a guest of Watari, not a virtual machine of the owner", name)
+	}
+	return nil
 }
 
 // ended reports whether a process that could not be inspected has ended. Not even root can read the links of a process
@@ -88,6 +133,13 @@ func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(e
 
 // read inspects a process; nil if it is not a guest's QEMU in the PID namespace own.
 func read(dir string, pid int, own string) (*Process, error) {
+	p, err := readDomain(dir, pid, own)
+	return p.guest(), err
+}
+
+// readDomain inspects a process; nil if it is not a libvirt domain's QEMU in the PID namespace own. Name is the domain's, and UID
+// the domain's UUID.
+func readDomain(dir string, pid int, own string) (*Process, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || !bytes.Contains(data, []byte("\x00-uuid\x00")) {
 		return nil, err
@@ -107,11 +159,6 @@ func read(dir string, pid int, own string) (*Process, error) {
 			p.Name = string(bytes.TrimPrefix(name, []byte("guest=")))
 		}
 	}
-	name, ours := strings.CutPrefix(p.Name, namePrefix)
-	if !ours {
-		return nil, nil
-	}
-	p.Name = name
 	return p, nil
 }
 

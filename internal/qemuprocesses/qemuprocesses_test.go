@@ -42,6 +42,35 @@ func TestGuestsOfThisHostAreFound(t *testing.T) {
 	}
 }
 
+func TestADomainThatIsNotAGuest(t *testing.T) {
+	proc := t.TempDir()
+	process(t, proc, "self", "test", "pid:[1]", "")
+	process(t, proc, "10", qemu, "pid:[1]", "10 (qemu) S 1")
+	process(t, proc, "12", "qemu -name guest=win11,debug-threads=on -uuid u3", "pid:[1]", "12 (qemu) S 1")
+	process(t, proc, "13", "qemu -name guest=win11 -uuid u4", "pid:[2]", "13 (qemu) S 1")
+	for pid, want := range map[int]string{10: "watari-md-1", 12: "win11", 13: "", 14: ""} {
+		if name, is := Domain(proc, pid); name != want || is != (want != "") {
+			t.Errorf("process %d: %q, %v", pid, name, is)
+		}
+	}
+	if guest, is := Of(proc, 10); !is || guest != (Process{10, "u1", "md-1"}) {
+		t.Errorf("the guest: %v, %v", guest, is)
+	}
+	if guest, is := Of(proc, 12); is {
+		t.Errorf("win11 is taken for a guest: %v", guest)
+	}
+}
+
+func TestNamesOfDomains(t *testing.T) {
+	for name, said := range map[string]string{"win11": "", "Office_2.0+x-y": "", "": "libvirt domain", "win 11": "libvirt domain", "-x": "libvirt domain",
+		"a,b": "libvirt domain", "a/b": "libvirt domain", "a\nb": "libvirt domain", "é": "libvirt domain", strings.Repeat("a", 101): "libvirt domain",
+		"watari-md-0": "guest of Watari"} {
+		if err := CheckDomain(name); (err == nil) != (said == "") || err != nil && !strings.Contains(err.Error(), said) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func TestOnlyAProcessThatLivesIsTrouble(t *testing.T) {
 	for name, c := range map[string]struct {
 		stat    string

@@ -55,6 +55,9 @@ func (u *up) startAgent(ctx context.Context) error {
 	if u.Lent {
 		spec.Command = append(spec.Command, "--lent")
 	}
+	if u.OwnerGuest != "" {
+		spec.Command = append(spec.Command, "--owner-guest", u.OwnerGuest)
+	}
 	if u.Metrics {
 		spec.Command = append(spec.Command, "--metrics", agentMetrics)
 	}

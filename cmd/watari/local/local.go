@@ -44,11 +44,13 @@ type options struct {
 	// DialOnly states that no machine can connect to this one: it only dials out.
 	DialOnly bool `json:"dial_only,omitempty"`
 	// Lent states that the machine's owner has lent it out.
-	Lent      bool   `json:"lent,omitempty"`
-	Listen    string `json:"listen,omitempty"`
-	NoAgent   bool   `json:"no_agent,omitempty"`
-	NoSharing bool   `json:"no_sharing,omitempty"`
-	Metrics   bool   `json:"metrics,omitempty"`
+	Lent bool `json:"lent,omitempty"`
+	// OwnerGuest is the libvirt domain that the machine's owner uses; empty: none.
+	OwnerGuest string `json:"owner_guest,omitempty"`
+	Listen     string `json:"listen,omitempty"`
+	NoAgent    bool   `json:"no_agent,omitempty"`
+	NoSharing  bool   `json:"no_sharing,omitempty"`
+	Metrics    bool   `json:"metrics,omitempty"`
 	// Secret is the path of a file with a secret that encrypts the authority's key; empty: none.
 	Secret string `json:"secret,omitempty"`
 	// AuditSyslog is the syslog server that also gets the audit log; empty: none.
@@ -67,7 +69,7 @@ func (o options) ofManager() options {
 // ofAgent returns the agent's options.
 func (o options) ofAgent() options {
 	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
-		AllowUnconfined: o.AllowUnconfined, DialOnly: o.DialOnly, Lent: o.Lent, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
+		AllowUnconfined: o.AllowUnconfined, DialOnly: o.DialOnly, Lent: o.Lent, OwnerGuest: o.OwnerGuest, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
 }
 
 // memoryMiB returns how much memory guests may use, in MiB; 0: all.

@@ -63,6 +63,8 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		{options{Name: "k1", Listen: "7070"}, "", "address:port"},
 		{options{Name: "k1", Memory: "8"}, "", "--memory"},
 		{options{Name: "k1", Memory: "1K"}, "", "less than 1M"},
+		{options{Name: "k1", OwnerGuest: "win 11"}, "", "--owner-guest"},
+		{options{Name: "k1", OwnerGuest: "watari-md-0"}, "", "guest of Watari"},
 		{options{Name: "k1", Manager: "https://m:1", NoAgent: true}, "", "nothing to start"},
 		{options{Name: "k1"}, "watari1.x.y", "needs --manager"},
 		{options{Name: "k1", Manager: "https://m:1"}, "junk", "not a token"},

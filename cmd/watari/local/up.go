@@ -19,6 +19,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/progress"
+	"watari/internal/qemuprocesses"
 	"watari/manager/auditlog"
 )
 
@@ -76,6 +77,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Memory, "memory", "", "maximum memory for guests, as in 8G (default: all of this machine's memory)")
 	flags.BoolVar(&asked.DialOnly, "dial-only", false, "nothing reaches this machine that it has not asked for: it is behind NAT or a firewall (found out where not given)")
 	flags.BoolVar(&asked.Lent, "lent", false, "this machine has an owner who uses it now and then: guests leave it then, as the policy says")
+	flags.StringVar(&asked.OwnerGuest, "owner-guest", "", "name of a virtual machine of this machine's libvirt, not of Watari, that the owner uses: its processor time counts as the owner's; \"\": none")
 	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests even if QEMU runs as root, or without AppArmor or SELinux")
 	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "limit of the bandwidth at which this host fetches images and templates, and of that at which it passes them on, as in 200mbit or 25M (bytes per second; default: no limit)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
@@ -124,6 +126,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory },
 		"image-bandwidth": func() { u.ImageBandwidth = asked.ImageBandwidth }, "no-sharing": func() { u.NoSharing = asked.NoSharing },
 		"lent":             func() { u.Lent = asked.Lent },
+		"owner-guest":      func() { u.OwnerGuest = asked.OwnerGuest },
 		"dial-only":        func() { u.DialOnly = asked.DialOnly },
 		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
 		"metrics":          func() { u.Metrics = asked.Metrics },
@@ -185,6 +188,11 @@ func (u *up) check() error {
 	}
 	if _, err := u.imageBandwidth(); err != nil {
 		return cli.Usagef("--image-bandwidth: %v", err)
+	}
+	if u.OwnerGuest != "" {
+		if err := qemuprocesses.CheckDomain(u.OwnerGuest); err != nil {
+			return cli.Usagef("--owner-guest %v", err)
+		}
 	}
 	if _, _, err := net.SplitHostPort(u.Listen); err != nil {
 		return cli.Usagef("--listen %q: give address:port, as in %s", u.Listen, defaultListen)
