@@ -34,6 +34,8 @@ type Config struct {
 	Load func() *v1.HostLoad
 	// Samples returns the latest sample of the host, nil before the first one, and a channel that is closed at the next one.
 	Samples func() (*v1.HostSample, <-chan struct{})
+	// SampleProblems returns what the samples cannot show, a sentence each; nil: nothing.
+	SampleProblems func() []string
 	// FreeMemory is the memory that new guests can use, bytes.
 	FreeMemory func() uint64
 	// Processes returns the pids of this host's QEMU processes by guest uid. It begins to read the process table after

@@ -38,6 +38,9 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Problems = append(o.Problems, a.limits.problems()...)
 	o.Problems = append(o.Problems, a.leases.problems()...)
 	o.Problems = append(o.Problems, a.storage.problems()...)
+	if a.config.SampleProblems != nil {
+		o.Problems = append(o.Problems, a.config.SampleProblems()...)
+	}
 	o.Paths = a.network.Paths()
 	o.Images = a.images.Held()
 	o.Sharing, o.Blobs, o.FetchBytesPerSecond = true, a.images.Blobs(), a.images.Rate()

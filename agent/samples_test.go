@@ -2,6 +2,7 @@ package agent
 
 import (
 	"net/http/httptest"
+	"slices"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -9,6 +10,15 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
+
+func TestWhatSamplesCannotShowIsReported(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.agent.config.SampleProblems = func() []string { return []string{"logins may go unnoticed"} }
+	if report, _ := o.agent.Observed(); !slices.Contains(report.Problems, "logins may go unnoticed") {
+		t.Errorf("problems: %q", report.Problems)
+	}
+}
 
 func TestSamplesAreSentAsTheyAreMeasured(t *testing.T) {
 	o := newOutside(t)

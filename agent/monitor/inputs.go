@@ -50,6 +50,13 @@ func (in *inputs) last() (time.Time, bool) {
 	return in.came, !in.came.IsZero()
 }
 
+// watched reports whether a keyboard or mouse is open.
+func (in *inputs) watched() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.open) > 0
+}
+
 // look opens new devices. The caller holds in.mu.
 func (in *inputs) look() {
 	for _, name := range in.devices() {

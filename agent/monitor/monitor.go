@@ -1,5 +1,5 @@
 // Package monitor measures who uses a host: its guests, its owner, or the system. It reads /proc, control groups, terminals
-// and input devices.
+// and input devices, and asks systemd-logind.
 package monitor
 
 import (
@@ -45,6 +45,7 @@ type Monitor struct {
 	config Config
 	fs     procfs.FS
 	inputs inputs
+	logind *logind
 
 	// State of the last sample. Only one sample is taken at a time: reading /proc may take long.
 	sampling  sync.Mutex
@@ -69,7 +70,8 @@ func New(config Config) (*Monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Monitor{config: config, fs: fs, inputs: inputs{root: config.Root, arrived: make(chan struct{}, 1)}, next: make(chan struct{})}, nil
+	return &Monitor{config: config, fs: fs, inputs: inputs{root: config.Root, arrived: make(chan struct{}, 1)},
+		logind: &logind{root: config.Root, fs: fs, open: openSystemBus}, next: make(chan struct{})}, nil
 }
 
 // Close closes what the monitor keeps open.
@@ -85,7 +87,8 @@ const (
 // Run measures the host every second until ctx ends, and at once when the owner comes back.
 func (m *Monitor) Run(ctx context.Context) {
 	defer m.Close()
-	owner := &watch{root: m.config.Root, inputs: &m.inputs}
+	go m.logind.run(ctx)
+	owner := &watch{root: m.config.Root, inputs: &m.inputs, logind: m.logind}
 	look := time.NewTicker(lookForOwnerEvery)
 	defer look.Stop()
 	for ctx.Err() == nil {
@@ -148,6 +151,14 @@ func (m *Monitor) Latest() (*v1.HostSample, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.latest, m.next
+}
+
+// Problems returns what cannot be measured, a sentence each.
+func (m *Monitor) Problems() []string {
+	if problem := m.logind.problem(); problem != "" {
+		return []string{problem}
+	}
+	return nil
 }
 
 // Sample measures the host since the last sample.

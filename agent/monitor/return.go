@@ -24,21 +24,26 @@ const (
 type watch struct {
 	root   string
 	inputs *inputs
+	logind *logind
 
-	begun  bool      // the first check was made; its findings are not a return
-	active time.Time // when the owner was last seen to do something
-	noted  time.Time // modification time and size of utmp at the last read
-	size   int64
-	logins []utmp.Entry
-	typed  map[string]time.Time // access times of the logins' terminals
+	begun    bool      // the first check was made; its findings are not a return
+	active   time.Time // when the owner was last seen to do something
+	noted    time.Time // modification time and size of utmp at the last read
+	size     int64
+	logins   []utmp.Entry
+	answered bool // logind has answered; the sessions of its first answer are not a return
+	sessions []session
+	typed    map[string]time.Time // access times of the logins' terminals
 }
 
 // returned checks for new activity (a key, the mouse, a terminal, or a login), and reports whether the owner has come back.
 // It reads only the times of a few files, unless somebody has logged in or out.
 func (w *watch) returned(now time.Time) bool {
+	sessions, answered := w.logind.sessions()
 	did := w.loggedIn()
+	did = answered && w.sessionBegan(sessions) || did
 	did = w.hasTyped() || did
-	if last, known := w.inputs.last(); known && last.After(w.active) {
+	if last, known := lastInput(now, w.inputs, sessions); known && last.After(w.active) {
 		did = true
 	}
 	if !w.begun {
@@ -53,7 +58,7 @@ func (w *watch) returned(now time.Time) bool {
 	return away >= awayFor
 }
 
-// loggedIn reports whether somebody has logged in since the last check.
+// loggedIn reports whether utmp has a new login since the last check.
 func (w *watch) loggedIn() (is bool) {
 	path := filepath.Join(w.root, "run/utmp")
 	info, err := os.Stat(path)
@@ -70,6 +75,15 @@ func (w *watch) loggedIn() (is bool) {
 	return slices.ContainsFunc(w.logins, func(e utmp.Entry) bool { return !slices.Contains(before, e) })
 }
 
+// sessionBegan reports whether logind has a new session since its last answer.
+func (w *watch) sessionBegan(sessions []session) (is bool) {
+	before, again := w.sessions, w.answered
+	w.sessions, w.answered = sessions, true
+	return again && slices.ContainsFunc(sessions, func(s session) bool {
+		return !slices.ContainsFunc(before, func(b session) bool { return b.id == s.id })
+	})
+}
+
 // hasTyped reports whether the access time of a terminal has changed since the last check. The kernel updates it on a read
 // from the terminal, at most once in each 8 seconds of its clock, and rounds it to a full second. So the first key after 8
 // seconds or more is seen at once. A key after 5 to 8 seconds is seen at the latest with the keys of the next 8 seconds. The
@@ -77,13 +91,14 @@ func (w *watch) loggedIn() (is bool) {
 func (w *watch) hasTyped() (is bool) {
 	before := w.typed
 	w.typed = map[string]time.Time{}
-	for _, login := range w.logins {
-		read, known := terminalRead(w.root, login.Line)
+	_, terminals := present(w.logins, w.sessions)
+	for _, terminal := range terminals {
+		read, known := terminalRead(w.root, terminal)
 		if !known {
 			continue
 		}
-		w.typed[login.Line] = read
-		was, old := before[login.Line]
+		w.typed[terminal] = read
+		was, old := before[terminal]
 		is = is || old && read.After(was)
 	}
 	return is

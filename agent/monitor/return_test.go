@@ -30,7 +30,7 @@ func (f *fake) terminal(name string, read time.Time) {
 
 func TestTheOwnersReturnIsTold(t *testing.T) {
 	f := newFake(t)
-	w := &watch{root: f.root, inputs: &f.monitor.inputs}
+	w := &watch{root: f.root, inputs: &f.monitor.inputs, logind: f.monitor.logind}
 	look := func(what string, after time.Duration, want bool) {
 		t.Helper()
 		f.now = f.now.Add(after)

@@ -2205,7 +2205,7 @@ func (x *GuestTraffic) GetSent() uint64 {
 type OwnerActivity struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Users         []string               `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`                                           // who are logged in
-	InputIdle     *float64               `protobuf:"fixed64,2,opt,name=input_idle,json=inputIdle,proto3,oneof" json:"input_idle,omitempty"`          // since the last key or movement of the mouse that the agent has seen
+	InputIdle     *float64               `protobuf:"fixed64,2,opt,name=input_idle,json=inputIdle,proto3,oneof" json:"input_idle,omitempty"`          // since the last key or movement of the mouse that the agent has seen, or that a remote desktop has told of
 	TerminalIdle  *float64               `protobuf:"fixed64,3,opt,name=terminal_idle,json=terminalIdle,proto3,oneof" json:"terminal_idle,omitempty"` // since somebody typed on a terminal
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -113,7 +113,7 @@ func serve(ctx context.Context, o options) error {
 		return fmt.Errorf("find the agent's own program: %w", err)
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
-		Load: reader.Sample, Samples: usage.Latest, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
+		Load: reader.Sample, Samples: usage.Latest, SampleProblems: usage.Problems, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Limiter: throttle.New(), Dial: dialGuest,
 		Saver: saver{libvirt, o.libvirt, self}, Watchdog: newWatchdog(o, self),
 		Volumes: volumes{libvirt, peers}})

@@ -190,7 +190,7 @@ func activity(a *v1.OwnerActivity) string {
 		return ""
 	}
 	var parts []string
-	for _, user := range a.Users { // from the host's utmp
+	for _, user := range a.Users { // from the host's utmp or logind
 		parts = append(parts, printable.Line(user, 32))
 	}
 	idle := math.Inf(1)
