@@ -224,7 +224,10 @@ func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp
 		m.TotalMs = uint32(min(max(0, now.AsTime().Sub(m.Started.AsTime()).Milliseconds()), math.MaxUint32))
 	}
 	m.DowntimeMs = m.GetProgress().GetDowntimeMs()
-	if resumed := o.Target.Guest.GetResumedUnixNs(); m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.StoppedUnixNs != 0 && resumed > m.StoppedUnixNs {
+	resumed := o.Target.Guest.GetResumedUnixNs()
+	// The hosts' clocks may be far apart.
+	possible := resumed > m.StoppedUnixNs && (resumed-m.StoppedUnixNs)/int64(time.Millisecond) <= int64(m.TotalMs)
+	if m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.StoppedUnixNs != 0 && possible {
 		m.DowntimeMs = uint32((resumed - m.StoppedUnixNs) / int64(time.Millisecond))
 		if received := o.Target.Guest.GetReceivedUnixNs(); received > m.StoppedUnixNs && received < resumed {
 			m.SendingMs = uint32((received - m.StoppedUnixNs) / int64(time.Millisecond))
