@@ -111,9 +111,16 @@ func TestTokensAreForOneUse(t *testing.T) {
 func TestRequestsToJoinAreSmallAndNotVerifiedForStrangers(t *testing.T) {
 	r := start(t, t.TempDir())
 	token := r.hostToken()
-	_, _, err := r.joinWith(token, "a1", nil, bytes.Repeat([]byte("x"), 5<<10))
-	wantCode(t, err, connect.CodeResourceExhausted)
-	_, _, err = r.joinWith(token, "a1", nil, []byte("no request"))
+	for size, code := range map[int]connect.Code{4 << 10: connect.CodeInvalidArgument, 4<<10 + 1: connect.CodeResourceExhausted, 5 << 10: connect.CodeResourceExhausted} {
+		request := &v1.JoinRequest{Token: token, Name: "a1", Request: bytes.Repeat([]byte("x"), 3<<10)}
+		request.Request = bytes.Repeat([]byte("x"), 3<<10+size-proto.Size(request))
+		if n := proto.Size(request); n != size {
+			t.Fatalf("the request has %d bytes, not %d", n, size)
+		}
+		_, _, err := r.joinWith(token, request.Name, nil, request.Request)
+		wantCode(t, err, code)
+	}
+	_, _, err := r.joinWith(token, "a1", nil, []byte("no request"))
 	wantCode(t, err, connect.CodeInvalidArgument, "PEM")
 	// The token is checked first: a stranger learns nothing about the request's content, and cannot make the manager parse
 	// it.
@@ -171,6 +178,12 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	_, ann := r.user("ann", nil)
 	_, err = watariv1connect.NewJoinServiceClient(ann, r.url).Join(bounded(t), connect.NewRequest(&v1.JoinRequest{Request: another}))
 	wantCode(t, err, connect.CodePermissionDenied, "for its own key alone")
+	seen := r.audited() // of the renewals, the log has the caller, too
+	for _, want := range []string{"Join a1", "host a1 Join a1", "host a1 Join  permission_denied", "user ann Join  permission_denied"} {
+		if !slices.Contains(seen, want) {
+			t.Errorf("not in the audit log: %q; it has %q", want, seen)
+		}
+	}
 	r.dial("a1", ca.KeyPair{Certificate: resp.Msg.Certificate, Key: pair.Key})
 	if _, err := r.admin.RemoveHost(bounded(t), connect.NewRequest(&v1.RemoveHostRequest{Name: "a1"})); err != nil {
 		t.Fatal(err)
@@ -1052,7 +1065,6 @@ func TestAStreamEndsWhenItsCallerIsRemoved(t *testing.T) {
 	wantCode(t, events.Err(), connect.CodeUnauthenticated, "ann was removed")
 }
 
-// The audit log records who changed and read what, and who was refused, but not reads of lists.
 // audited returns the entries of the audit log: caller, call, object, and the code of a refusal.
 func (r *running) audited() (seen []string) {
 	r.t.Helper()
@@ -1070,11 +1082,13 @@ func (r *running) audited() (seen []string) {
 	return seen
 }
 
+// The audit log records who changed and read what, and who was refused, but not reads of lists.
 func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.image("mpi")
 	r.host("a1")
 	ann, annHTTP := r.user("ann", nil)
+	bob, _ := r.user("bob", nil)
 	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
 		t.Fatal(err)
 	}
@@ -1100,6 +1114,10 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	wantCode(t, err, connect.CodePermissionDenied)
 	_, err = ann.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "other\x1b[2J"}))
 	wantCode(t, err, connect.CodeNotFound)
+	_, err = bob.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: "md"})) // as if there were no such cluster
+	wantCode(t, err, connect.CodeNotFound)
+	_, err = bob.ResizeCluster(ctx, connect.NewRequest(&v1.ResizeClusterRequest{Name: "md", Guests: 2}))
+	wantCode(t, err, connect.CodeNotFound)
 	console, err := ann.GuestConsole(ctx, connect.NewRequest(&v1.GuestConsoleRequest{Name: "md-0"}))
 	if err != nil {
 		t.Fatal(err)
@@ -1111,8 +1129,14 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	_, err = stranger.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
 	wantCode(t, err, connect.CodeUnauthenticated)
 	// The manager reads only a little of a stranger's request before it refuses the request.
-	_, err = stranger.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: strings.Repeat("x", 5<<10)}))
-	wantCode(t, err, connect.CodeResourceExhausted)
+	for size, code := range map[int]connect.Code{4 << 10: connect.CodeUnauthenticated, 4<<10 + 1: connect.CodeResourceExhausted, 5 << 10: connect.CodeResourceExhausted} {
+		request := &v1.DeleteClusterRequest{Name: strings.Repeat("x", size-3)}
+		if n := proto.Size(request); n != size {
+			t.Fatalf("the request has %d bytes, not %d", n, size)
+		}
+		_, err = stranger.DeleteCluster(ctx, connect.NewRequest(request))
+		wantCode(t, err, code)
+	}
 	output, err := ann.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{Name: "nothing"}))
 	if err != nil {
 		t.Fatal(err)
@@ -1131,12 +1155,16 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	for _, want := range []string{"user admin CreateImage mpi", "Join a1", "user admin AddUser ann", "Join ann", "user ann CreateCluster md",
 		"user ann DrainHost a1 permission_denied", "user ann GuestConsole md-0", "user ann RunOutput nothing", "ListUsers  unauthenticated",
 		"user ann GetFile md-0", "user ann GetBlob sha256:" + hexOf("kernel"), "host a2 ListUsers  unauthenticated", "host a1 Session a1",
-		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated"} {
+		"PutBlob sha256:" + hexOf("kernel") + " unauthenticated", "user admin LogIn web console", "LogIn web console unauthenticated",
+		`user ann DeleteCluster other\x1b[2J not_found`, "user bob ResizeCluster md not_found"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("not in the log: %q", want)
 		}
 	}
-	if slices.ContainsFunc(seen, func(s string) bool { return strings.Contains(s, "ListClusters") }) || t.Failed() {
+	absent := func(s string) bool {
+		return strings.Contains(s, "ListClusters") || strings.Contains(s, "resource_exhausted")
+	}
+	if slices.ContainsFunc(seen, absent) || t.Failed() {
 		t.Errorf("in the log: %q", seen)
 	}
 	refused, err := ann.Audit(ctx, connect.NewRequest(&v1.AuditRequest{}))
@@ -1145,4 +1173,11 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	}
 	refused.Receive()
 	wantCode(t, refused.Err(), connect.CodePermissionDenied, "administrator")
+	// The entries of a removed user stay.
+	if _, err := r.admin.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: "bob"})); err != nil {
+		t.Fatal(err)
+	}
+	if now := r.audited(); len(now) < len(seen) || !slices.Equal(now[:len(seen)], seen) {
+		t.Errorf("the log was %q and is %q", seen, now)
+	}
 }

@@ -6,8 +6,10 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/manager/store"
 )
 
 // answer makes a call, and returns its error.
@@ -36,9 +38,25 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 	if err := answer(ctx, ann.CreateCluster, &v1.CreateClusterRequest{Name: "md", Spec: spec(1)}); err != nil {
 		t.Fatal(err)
 	}
+	objects := r.deps.Load().Store
+	of := func(name string) *v1.Meta {
+		owner := objects.Snapshot().Clusters["md"].Meta
+		return &v1.Meta{Name: name, Uid: "uid-" + name, Owner: owner.Owner, OwnerUid: owner.OwnerUid}
+	}
+	if err := objects.Txn(ctx,
+		store.Create(&v1.Volume{Meta: of("home"), SizeBytes: 1 << 30, Host: "a1", State: v1.VolumeState_VOLUME_STATE_READY}),
+		store.Create(&v1.Checkpoint{Meta: of("md-c1"), Cluster: "md", ClusterUid: objects.Snapshot().Clusters["md"].Meta.Uid, State: v1.CheckpointState_CHECKPOINT_STATE_DONE}),
+		store.Create(&v1.Checkpoint{Meta: of("home-c1"), Volume: &v1.CheckpointMember{Guest: "home", GuestUid: "uid-home", File: &v1.CheckpointFile{}},
+			State: v1.CheckpointState_CHECKPOINT_STATE_DONE}),
+		store.Create(&v1.Migration{Meta: of("md-0-m1"), Guest: "md-0", GuestUid: objects.Snapshot().Guests["md-0"].Meta.Uid, Source: "a1", Target: "a2",
+			State: v1.MigrationState_MIGRATION_STATE_DONE, Ended: timestamppb.Now()})); err != nil {
+		t.Fatal(err)
+	}
 	if err := answer(ctx, ann.CreateRun, &v1.CreateRunRequest{Name: "r", Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}, Hold: true}}); err != nil {
 		t.Fatal(err)
 	}
+	with := spec(1)
+	with.Volume = "home"
 	exec := bob.GuestExec(ctx)
 	exec.Send(&v1.GuestExecRequest{Guest: "md-0", Start: &v1.StartProcessRequest{Command: []string{"id"}}})
 	_, executed := exec.Receive()
@@ -67,10 +85,51 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 		"usage":              answer(ctx, bob.Usage, &v1.UsageRequest{Guest: "md-0"}),
 		"traffic":            answer(ctx, bob.ClusterTraffic, &v1.ClusterTrafficRequest{Name: "md"}),
 		"explain a decision": answer(ctx, bob.Explain, &v1.ExplainRequest{Kind: "guest", Name: "md-0"}),
+
+		"remove the run":         answer(ctx, bob.RemoveRun, &v1.RemoveRunRequest{Name: "r"}),
+		"show the move":          answer(ctx, bob.ListMigrations, &v1.ListMigrationsRequest{Name: "md-0-m1"}),
+		"cancel the move":        answer(ctx, bob.CancelMigration, &v1.CancelMigrationRequest{Name: "md-0-m1"}),
+		"cancel the guest's":     answer(ctx, bob.CancelMigration, &v1.CancelMigrationRequest{Name: "md-0"}),
+		"show the checkpoint":    answer(ctx, bob.ListCheckpoints, &v1.ListCheckpointsRequest{Name: "md-c1"}),
+		"list checkpoints":       answer(ctx, bob.ListCheckpoints, &v1.ListCheckpointsRequest{Cluster: "md"}),
+		"list snapshots":         answer(ctx, bob.ListCheckpoints, &v1.ListCheckpointsRequest{Volume: "home"}),
+		"delete the checkpoint":  answer(ctx, bob.DeleteCheckpoint, &v1.DeleteCheckpointRequest{Name: "md-c1"}),
+		"pin the checkpoint":     answer(ctx, bob.ChangeCheckpoint, &v1.ChangeCheckpointRequest{Name: "md-c1", Pinned: true}),
+		"verify the checkpoint":  answer(ctx, bob.VerifyCheckpoint, &v1.VerifyCheckpointRequest{Name: "md-c1"}),
+		"restore the checkpoint": answer(ctx, bob.RestoreCheckpoint, &v1.RestoreCheckpointRequest{Name: "md-c1"}),
+		"show the volume":        answer(ctx, bob.ListVolumes, &v1.ListVolumesRequest{Name: "home"}),
+		"delete the volume":      answer(ctx, bob.DeleteVolume, &v1.DeleteVolumeRequest{Name: "home"}),
+		"use the volume":         answer(ctx, bob.CreateCluster, &v1.CreateClusterRequest{Name: "bobs", Spec: with}),
+		"snapshot":               answer(ctx, bob.CreateCheckpoint, &v1.CreateCheckpointRequest{Volume: "home"}),
+		"plan snapshots":         answer(ctx, bob.PlanCheckpoints, &v1.PlanCheckpointsRequest{Volume: "home", Plan: &v1.CheckpointPlan{}}),
+		"restore the volume":     answer(ctx, bob.RestoreCheckpoint, &v1.RestoreCheckpointRequest{Name: "home", Volume: true}),
+		"restore the snapshot":   answer(ctx, bob.RestoreCheckpoint, &v1.RestoreCheckpointRequest{Name: "home-c1", Volume: true}),
+		"delete the snapshot":    answer(ctx, bob.DeleteCheckpoint, &v1.DeleteCheckpointRequest{Name: "home-c1"}),
 	} {
 		if connect.CodeOf(err) != connect.CodeNotFound || err == nil {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+	for kind, name := range map[string]string{"cluster": "md", "guest": "md-0", "run": "r", "migration": "md-0-m1", "checkpoint": "md-c1", "volume": "home"} {
+		watched := &v1.WatchRequest{Kind: kind, Name: name}
+		if err := first(ctx, bob.Watch, watched); connect.CodeOf(err) != connect.CodeNotFound || err == nil {
+			t.Errorf("watch the %s: %v", kind, err)
+		}
+		if err := first(ctx, ann.Watch, watched); err != nil {
+			t.Errorf("its owner does not see the %s: %v", kind, err)
+		}
+	}
+	moves, err := bob.ListMigrations(ctx, connect.NewRequest(&v1.ListMigrationsRequest{Guest: "md-0"}))
+	if err != nil || len(moves.Msg.Migrations) > 0 {
+		t.Errorf("moves: %v, %v", moves, err)
+	}
+	checkpoints, err := bob.ListCheckpoints(ctx, connect.NewRequest(&v1.ListCheckpointsRequest{}))
+	if err != nil || len(checkpoints.Msg.Checkpoints) > 0 {
+		t.Errorf("checkpoints: %v, %v", checkpoints, err)
+	}
+	volumes, err := bob.ListVolumes(ctx, connect.NewRequest(&v1.ListVolumesRequest{}))
+	if err != nil || len(volumes.Msg.Volumes) > 0 {
+		t.Errorf("volumes: %v, %v", volumes, err)
 	}
 	list, err := ann.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: "r"}))
 	if err != nil || list.Msg.Runs[0].Cancel || !list.Msg.Runs[0].Spec.Hold {
