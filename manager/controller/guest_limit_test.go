@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -46,20 +47,22 @@ func TestAGuestCannotFillTheManagersMemory(t *testing.T) {
 
 // The message of a run is stored with the run and with an event.
 func TestAGuestCannotFillTheStoreWithTheMessageOfARun(t *testing.T) {
-	text := strings.Repeat("x", 4<<20)
-	for what, kept := range map[string]string{"refusal": message(connect.NewError(connect.CodeInvalidArgument, errors.New(text))),
-		"end": endOf(&v1.Process{Message: text}).Message} {
-		if len(kept) > 2*maxMessage {
-			t.Errorf("%s: %d bytes are kept", what, len(kept))
+	for length, characters := range map[int]int{500: 500, 501: 500, 4 << 20: 500} {
+		text := strings.Repeat("\u00fc", length)
+		for what, kept := range map[string]string{"refusal": message(connect.NewError(connect.CodeInvalidArgument, errors.New(text))),
+			"end": endOf(&v1.Process{Message: text}).Message} {
+			if n := utf8.RuneCountInString(kept); n != characters {
+				t.Errorf("%s: %d of %d characters are kept", what, n, length)
+			}
 		}
 	}
 }
 
 func TestAHostCannotFillTheManagersMemoryWithItsTime(t *testing.T) {
-	for size, heard := range map[int]bool{40: true, 1 << 20: false} {
-		answer, err := proto.Marshal(&v1.RenewLeasesResponse{BootId: string(bytes.Repeat([]byte("x"), size))})
-		if err != nil {
-			t.Fatal(err)
+	for size, heard := range map[int]bool{20 << 10: true, 64 << 10: true, 64<<10 + 1: false, 1 << 20: false} {
+		answer, err := proto.Marshal(&v1.RenewLeasesResponse{BootId: string(bytes.Repeat([]byte("x"), size-4))})
+		if err != nil || len(answer) != size {
+			t.Fatal(len(answer), err)
 		}
 		hosts := &fakeHosts{client: func() (connect.HTTPClient, error) { return answering(answer), nil }}
 		l := newLeases(Deps{Sessions: hosts, Log: slog.New(slog.DiscardHandler)})

@@ -104,31 +104,40 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	}
 }
 
-// floodingAgent sends a report that exceeds all limits.
+// floodingAgent sends a large report.
 type floodingAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
+	size  int // of the report
 	ended chan error
 }
 
 func (f *floodingAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	stream.Send(&v1.HostObserved{Problems: []string{strings.Repeat("x", maxReportBytes+1)}})
+	report := &v1.HostObserved{Problems: []string{strings.Repeat("x", f.size-10)}}
+	report.Problems[0] += strings.Repeat("x", f.size-proto.Size(report))
+	stream.Send(report)
 	_, err := stream.Receive()
 	f.ended <- err
 	return err
 }
 
 func TestAReportThatIsLargerThanAnyEndsTheSession(t *testing.T) {
-	l := newLab(t, nil)
-	f := &floodingAgent{ended: make(chan error, 100)}
-	mux := http.NewServeMux()
-	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
-	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), mux)
-	select {
-	case <-f.ended:
-	case <-time.After(10 * time.Second):
-		t.Error("the manager goes on")
-	}
-	if o, _, _ := l.sessions.Observed("a1"); o != nil {
-		t.Errorf("%d bytes were taken up", proto.Size(o))
+	for size, taken := range map[int]bool{16 << 20: true, 16<<20 + 1: false} {
+		l := newLab(t, nil)
+		f := &floodingAgent{size: size, ended: make(chan error, 100)}
+		mux := http.NewServeMux()
+		mux.Handle(watariv1connect.NewAgentServiceHandler(f))
+		go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), mux)
+		if taken {
+			l.await("the report is taken", l.connected("a1"))
+			continue
+		}
+		select {
+		case <-f.ended:
+		case <-time.After(10 * time.Second):
+			t.Error("the manager goes on")
+		}
+		if o, _, _ := l.sessions.Observed("a1"); o != nil {
+			t.Errorf("%d bytes were taken up", proto.Size(o))
+		}
 	}
 }

@@ -407,6 +407,28 @@ func TestACopyOfAHostWaits(t *testing.T) {
 	})
 }
 
+// The sessions of a machine that connects again and again, and of copies of a host, fill the manager's memory.
+func TestAHostHasEightSessionsAtMost(t *testing.T) {
+	l := newLab(t, nil)
+	told := make(chan error, 20)
+	l.sessions.OnSession = func(_ ca.Identity, _ string, err error) { told <- err }
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	for i := range 8 {
+		go hostlink.Dial(t.Context(), l.url, config, copyOf(fmt.Sprint("boot ", i)).handler())
+		if err := <-told; (err == nil) != (i == 0) {
+			t.Fatalf("session %d: %v", i, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var refusal *hostlink.Refusal
+	if err := hostlink.Dial(ctx, l.url, config, copyOf("another boot").handler()); !errors.As(err, &refusal) || refusal.Reason != "host a1 has 8 sessions already" {
+		t.Errorf("the ninth session: %v", err)
+	}
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a2"}), newFakeAgent().handler())
+	l.await("another host connects", l.connected("a2"))
+}
+
 func TestConnectedOnlyOnceReported(t *testing.T) {
 	l := newLab(t, nil)
 	f := newFakeAgent()
@@ -444,6 +466,25 @@ func TestRefusalIsTold(t *testing.T) {
 	}
 	if err := hostlink.Dial(t.Context(), "http://x", &tls.Config{}, nil); err == nil {
 		t.Fatal("a plain URL was dialled")
+	}
+}
+
+func TestAHostWithoutACertificateGetsNoSession(t *testing.T) {
+	l := newLab(t, nil)
+	l.sessions.OnSession = func(id ca.Identity, _ string, err error) { t.Errorf("a session of %v: %v", id, err) }
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	config.Certificates = nil
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	f := newFakeAgent()
+	f.first = func() { t.Error("the manager calls the agent") }
+	if err := hostlink.Dial(ctx, l.url, config, f.handler()); err == nil || ctx.Err() != nil {
+		t.Errorf("the connection stays: %v", err)
+	}
+	l.sessions.mu.Lock()
+	defer l.sessions.mu.Unlock()
+	if len(l.sessions.open)+len(l.sessions.hosts) > 0 {
+		t.Errorf("sessions %v, hosts %v", l.sessions.open, l.sessions.hosts)
 	}
 }
 
