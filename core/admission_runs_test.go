@@ -146,6 +146,8 @@ func TestAUserHasAsManyRunsAsTheQuotaSays(t *testing.T) {
 	}
 	change, err = a.RemoveRun("bobs")
 	refused(t, change, err, NotFound, "there is no run")
+	change, _, err = a.CreateRun(runRequest("bobs"))
+	refused(t, change, err, Exists, "there is another run bobs; take another name")
 }
 
 func TestARequestForARunIsGrantedOnce(t *testing.T) {

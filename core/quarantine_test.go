@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/migration"
 )
 
 // quarantine asks for a host's quarantine, and returns the orders that follow.
@@ -109,20 +110,31 @@ func TestAClusterThatStopsAtALossStopsWhenAHostIsCutOff(t *testing.T) {
 	}
 }
 
-// The memory of a guest is not sent to a host that was cut off.
+// The memory of a guest is not sent to a host that was cut off. If the host has all of it, the move goes on.
 func TestAMoveToAHostThatIsCutOffIsCancelled(t *testing.T) {
-	for _, state := range []v1.MigrationState{v1.MigrationState_MIGRATION_STATE_RESERVING, v1.MigrationState_MIGRATION_STATE_TRANSFERRING} {
+	for state, cancelled := range map[v1.MigrationState]bool{
+		v1.MigrationState_MIGRATION_STATE_PENDING:      true,
+		v1.MigrationState_MIGRATION_STATE_RESERVING:    true,
+		v1.MigrationState_MIGRATION_STATE_TRANSFERRING: true,
+		v1.MigrationState_MIGRATION_STATE_SWITCHING:    false,
+	} {
 		h := newHousehold(t, "", 1)
 		g := h.objects.Guests["md-0"]
 		m := &v1.Migration{Meta: &v1.Meta{Name: "md-0-m1", Uid: "uid-m"}, Guest: "md-0", GuestUid: g.Meta.Uid, Source: "a1", Target: "b1", State: state,
 			SourceEpoch: 1, TargetEpoch: 2, SourceBootId: "boot-a1", TargetBootId: "boot-b1"}
 		h.objects.Migrations[m.Meta.Name] = m
+		h.away = map[string]bool{"b1": true} // so that the move does not get on
 		h.pass(time.Second)
-		h.away = map[string]bool{"b1": true}
+		if m := h.objects.Migrations["md-0-m1"]; m.GetState() != state || m.Cancel {
+			t.Fatalf("%s: before the quarantine, the move is %v", state, m)
+		}
 		h.quarantine("b1", 0, false)
 		h.pass(time.Second)
-		if m := h.objects.Migrations["md-0-m1"]; m != nil && !m.Cancel && m.State == state {
-			t.Errorf("%s: the move is %v; events %q", state, m, h.events)
+		switch m := h.objects.Migrations["md-0-m1"]; {
+		case !cancelled && (m.GetState() != state || m.Cancel):
+			t.Errorf("%s: the move does not go on: %v; events %q", state, m, h.events)
+		case cancelled && m != nil && !m.Cancel && !migration.Ended(m.State) && m.State != v1.MigrationState_MIGRATION_STATE_ROLLING_BACK:
+			t.Errorf("%s: the move goes on: %v; events %q", state, m, h.events)
 		}
 	}
 }
