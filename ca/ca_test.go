@@ -13,6 +13,7 @@ import (
 	"errors"
 	"math/big"
 	"net"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -117,6 +118,31 @@ func TestClientAndManagerKnowEachOther(t *testing.T) {
 	}
 	if c, _ := shake(config(ClientTLS(other.CertificatePEM(), host.Certificate, host.Key)), serverTLS); c == nil {
 		t.Fatal("another authority's manager was believed")
+	}
+	// An expired certificate is refused, and so is one that is for servers only.
+	refusal := func(certificate tls.Certificate) x509.InvalidReason {
+		t.Helper()
+		client := config(ClientTLS(a.CertificatePEM(), host.Certificate, host.Key))
+		client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificate, nil }
+		_, err := shake(client, serverTLS)
+		var invalid x509.CertificateInvalidError
+		if !errors.As(err, &invalid) {
+			t.Fatalf("let in, or refused for another reason: %v", err)
+		}
+		return invalid.Reason
+	}
+	a.now = func() time.Time { return time.Now().Add(-CertificateLife) }
+	old := issued(t, a, Identity{Kind: KindHost, Name: "a1", UID: "u-1"})
+	a.now = time.Now
+	if reason := refusal(must[tls.Certificate](t)(tls.X509KeyPair(old.Certificate, old.Key))); reason != x509.Expired {
+		t.Errorf("an expired certificate was refused for reason %d", reason)
+	}
+	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	servers := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		URIs: []*url.URL{Identity{Kind: KindHost, Name: "a1", UID: "u-1"}.url()}}
+	der := must[[]byte](t)(x509.CreateCertificate(rand.Reader, servers, a.cert, key.Public(), a.key))
+	if reason := refusal(tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}); reason != x509.IncompatibleUsage {
+		t.Errorf("a certificate for servers only was refused for reason %d", reason)
 	}
 	// A host must not pass for a manager.
 	hostAsServer := config(ServerTLS(a.CertificatePEM(), host.Certificate, host.Key))
