@@ -8,20 +8,28 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
 
-// wordy is a guest whose agent answers with a text of some size.
+// wordy is a guest whose agent answers with a text of some size, and with fields that the host does not know.
 type wordy struct {
 	watariv1connect.UnimplementedGuestServiceHandler
 	size int
 }
 
 func (w wordy) Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
-	return connect.NewResponse(&v1.DescribeResponse{OutOfMemory: &v1.OutOfMemory{Process: strings.Repeat("x", w.size)}}), nil
+	killed := &v1.OutOfMemory{Kills: 3, Process: strings.Repeat("x", w.size), Pid: 123, Bytes: 1 << 30, At: &timestamppb.Timestamp{Seconds: 5, Nanos: 7}}
+	answer := &v1.DescribeResponse{OutOfMemory: killed}
+	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, 1<<20))
+	for _, m := range []proto.Message{answer, killed, killed.At} {
+		m.ProtoReflect().SetUnknown(unknown)
+	}
+	return connect.NewResponse(answer), nil
 }
 
 func (w wordy) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -45,9 +53,16 @@ func TestAGuestCannotFillTheMemoryOfItsHostsAgentOrTheHostsReport(t *testing.T) 
 		if err != nil {
 			continue
 		}
+		if n := proto.Size(answer.Msg); n < 4<<20 {
+			t.Fatalf("the answer has only %d bytes", n)
+		}
 		k.noteMemory(answer.Msg.OutOfMemory)
-		if n := proto.Size(k.outOfMemory()); n > 2*maxProcessName {
+		kept := k.outOfMemory()
+		if n := proto.Size(kept); n > 128 {
 			t.Errorf("the report has %d bytes of an answer of %d", n, size)
+		}
+		if kept.Kills != 3 || kept.Pid != 123 || kept.Bytes != 1<<30 || kept.At.Seconds != 5 || kept.At.Nanos != 7 || !strings.HasPrefix(kept.Process, "xxx") {
+			t.Errorf("the report says %v", kept)
 		}
 	}
 }
