@@ -91,6 +91,9 @@ func TestCommandsInOtherGuests(t *testing.T) {
 	if r, err := a.Run(ctx, "watari", "watari-guest rsh md-9 true"); err != nil || r.Code != 255 || !strings.Contains(r.Stderr, "md-9") {
 		t.Errorf("unknown guest: %+v, %v", r, err)
 	}
+	if r, err := a.Run(ctx, "daemon", "watari-guest rsh md-1 true"); err != nil || r.Code != 255 || !strings.Contains(r.Stderr, "may not start programs") {
+		t.Errorf("a service's user: %+v, %v", r, err)
+	}
 	// A program in a peer ends when its launcher is killed or gets a signal.
 	a.MustRun(ctx, "watari", `watari-guest rsh md-1 sleep 1001 & p=$!
 		until watari-guest rsh md-1 pgrep -f '[s]leep.1001'; do sleep 0.1; done; kill -9 $p`)

@@ -2,11 +2,13 @@ package image
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"watari/cmd/internal/cli"
 	"watari/guest/image"
 )
 
@@ -28,6 +30,23 @@ func TestBuildProgressIsALineAStepWithoutATerminal(t *testing.T) {
 func TestBarIsFullAtTheEnd(t *testing.T) {
 	if got := amount(image.Progress{Done: 7, Total: 7, Unit: "packages"}, true); !strings.Contains(got, "["+strings.Repeat("=", 24)+"] 100 %  7 of 7 packages") {
 		t.Errorf("got %q", got)
+	}
+}
+
+// mmdebstrap runs the packages' scripts as root. From a tree or an archive, no script runs.
+func TestABuildFromPackagesSaysThatTheirScriptsRunAsRoot(t *testing.T) {
+	for source, scripts := range map[string]bool{"packages": true, "tree": false, "oci": false} {
+		var said bytes.Buffer
+		command := BuildCommand(&cli.Env{Out: io.Discard, Err: &said})
+		command.SilenceErrors, command.SilenceUsage = true, true
+		// There is nothing of this name, so nothing is built.
+		command.SetArgs([]string{"mpi", "--" + source, "./Nothing", "--guest-agent", "none", "--cache", t.TempDir(), "--output-dir", t.TempDir()})
+		if err := command.ExecuteContext(t.Context()); err == nil {
+			t.Errorf("%s: built", source)
+		}
+		if strings.Contains(said.String(), "the packages' scripts run as this machine's root") != scripts {
+			t.Errorf("%s: the build says %q", source, said.String())
+		}
 	}
 }
 
