@@ -19,7 +19,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// fakeGuest has one program, cat, and files in memory. It outlives its host's connection.
+// fakeGuest has two programs, cat and mpirun, and files in memory. It outlives its host's connection.
 type fakeGuest struct {
 	watariv1connect.UnimplementedProcessServiceHandler
 	watariv1connect.UnimplementedGuestServiceHandler
@@ -51,7 +51,7 @@ func (g *fakeGuest) with(f func()) {
 }
 
 func (g *fakeGuest) StartProcess(_ context.Context, r *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.StartProcessResponse], error) {
-	if r.Msg.Command[0] != "cat" {
+	if r.Msg.Command[0] != "cat" && r.Msg.Command[0] != "mpirun" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: not found", r.Msg.Command[0]))
 	}
 	g.with(func() {
@@ -167,6 +167,17 @@ func (g *fakeGuest) GetFile(ctx context.Context, r *connect.Request[v1.GetFileRe
 		}
 	}
 	return nil
+}
+
+func (g *fakeGuest) ListRunProcesses(_ context.Context, r *connect.Request[v1.ListRunProcessesRequest]) (*connect.Response[v1.ListRunProcessesResponse], error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.processes[r.Msg.Run] == nil {
+		return connect.NewResponse(&v1.ListRunProcessesResponse{}), nil
+	}
+	return connect.NewResponse(&v1.ListRunProcessesResponse{Processes: []*v1.RunProcess{
+		{Pid: 40, Name: "mpirun", State: "S", MemoryBytes: 9 << 20},
+		{Pid: 41, Name: "lmp\x1b[2J", State: "R", Rank: new(uint32(0)), Cpu: 0.5, CpuTimeNs: 7e9, MemoryBytes: 90 << 20}}, Omitted: 3}), nil
 }
 
 // handler serves any guest's services as this guest's.
@@ -374,5 +385,46 @@ func TestFilesOfGuestsAndRuns(t *testing.T) {
 			err = in.Err()
 		}
 		wantCode(t, err, c.code)
+	}
+}
+
+func TestAUserSeesTheProcessesOfOwnRunsWhileTheyRun(t *testing.T) {
+	r, _ := withGuest(t)
+	ctx := bounded(t)
+	bob, _ := r.user("bob", nil)
+	ask := func(who watariv1connect.ControlServiceClient) (*v1.RunProcessesResponse, error) {
+		response, err := who.RunProcesses(ctx, connect.NewRequest(&v1.RunProcessesRequest{Name: "r1"}))
+		if err != nil {
+			return nil, err
+		}
+		return response.Msg, nil
+	}
+	if _, err := r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: "r1", Spec: &v1.RunSpec{Cluster: "md", Command: []string{"lmp"}, Hold: true}})); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ask(r.admin)
+	wantCode(t, err, connect.CodeFailedPrecondition, "run r1 has no processes", "pending")
+	if _, err := r.admin.StartRun(ctx, connect.NewRequest(&v1.StartRunRequest{Name: "r1"})); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the run runs", func() bool {
+		runs, err := r.admin.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: "r1"}))
+		return err == nil && runs.Msg.Runs[0].State == v1.RunState_RUN_STATE_RUNNING
+	})
+	_, err = ask(bob)
+	wantCode(t, err, connect.CodeNotFound)
+	got, err := ask(r.admin)
+	if err != nil || len(got.Guests) != 1 {
+		t.Fatal(got, err)
+	}
+	g := got.Guests[0]
+	if g.Guest != "md-0" || g.Host != "a1" || g.Error != "" || g.Omitted != 3 || len(g.Processes) != 2 {
+		t.Fatal(g)
+	}
+	if p := g.Processes[1]; p.Pid != 41 || p.Name != `lmp\x1b[2J` || p.Rank == nil || p.State != "R" || p.Cpu != 0.5 || p.CpuTimeNs != 7e9 || p.MemoryBytes != 90<<20 {
+		t.Errorf("%v", p)
+	}
+	if g.Processes[0].Rank != nil {
+		t.Errorf("the launcher is a rank: %v", g.Processes[0])
 	}
 }

@@ -4837,6 +4837,171 @@ func (x *RunOutputResponse) GetStderrOffset() uint64 {
 	return 0
 }
 
+type RunProcessesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunProcessesRequest) Reset() {
+	*x = RunProcessesRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunProcessesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunProcessesRequest) ProtoMessage() {}
+
+func (x *RunProcessesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunProcessesRequest.ProtoReflect.Descriptor instead.
+func (*RunProcessesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *RunProcessesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RunProcessesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guests        []*GuestProcesses      `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"` // of the run, by index
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunProcessesResponse) Reset() {
+	*x = RunProcessesResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunProcessesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunProcessesResponse) ProtoMessage() {}
+
+func (x *RunProcessesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunProcessesResponse.ProtoReflect.Descriptor instead.
+func (*RunProcessesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *RunProcessesResponse) GetGuests() []*GuestProcesses {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+// GuestProcesses are the processes of a run in one guest.
+type GuestProcesses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`           // where the guest runs
+	Processes     []*RunProcess          `protobuf:"bytes,3,rep,name=processes,proto3" json:"processes,omitempty"` // by pid
+	Omitted       uint32                 `protobuf:"varint,4,opt,name=omitted,proto3" json:"omitted,omitempty"`    // how many more there are: at most 1000 of a guest are listed, and about 20000 of all
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`         // why nothing is known of this guest; empty: it has answered
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestProcesses) Reset() {
+	*x = GuestProcesses{}
+	mi := &file_watari_v1_control_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestProcesses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestProcesses) ProtoMessage() {}
+
+func (x *GuestProcesses) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestProcesses.ProtoReflect.Descriptor instead.
+func (*GuestProcesses) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *GuestProcesses) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *GuestProcesses) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *GuestProcesses) GetProcesses() []*RunProcess {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+func (x *GuestProcesses) GetOmitted() uint32 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+func (x *GuestProcesses) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type CreateTokenRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`   // a host's token
@@ -4847,7 +5012,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +5024,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +5037,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -4899,7 +5064,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4911,7 +5076,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4924,7 +5089,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -4952,7 +5117,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4964,7 +5129,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4977,7 +5142,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -5011,7 +5176,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5023,7 +5188,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5036,7 +5201,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -5061,7 +5226,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5238,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5251,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 type ListUsersResponse struct {
@@ -5098,7 +5263,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5110,7 +5275,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5123,7 +5288,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -5143,7 +5308,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5155,7 +5320,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5168,7 +5333,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -5194,7 +5359,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5371,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5384,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -5238,7 +5403,7 @@ type RevokeUserRequest struct {
 
 func (x *RevokeUserRequest) Reset() {
 	*x = RevokeUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5415,7 @@ func (x *RevokeUserRequest) String() string {
 func (*RevokeUserRequest) ProtoMessage() {}
 
 func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5428,7 @@ func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
 func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RevokeUserRequest) GetName() string {
@@ -5282,7 +5447,7 @@ type RevokeUserResponse struct {
 
 func (x *RevokeUserResponse) Reset() {
 	*x = RevokeUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5459,7 @@ func (x *RevokeUserResponse) String() string {
 func (*RevokeUserResponse) ProtoMessage() {}
 
 func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5472,7 @@ func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
 func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RevokeUserResponse) GetUser() *User {
@@ -5326,7 +5491,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5338,7 +5503,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5351,7 +5516,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -5369,7 +5534,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5381,7 +5546,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5394,7 +5559,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 type SetQuotaRequest struct {
@@ -5407,7 +5572,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5419,7 +5584,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5432,7 +5597,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5458,7 +5623,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5470,7 +5635,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5483,7 +5648,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5504,7 +5669,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5516,7 +5681,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5529,7 +5694,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5565,7 +5730,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5577,7 +5742,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5590,7 +5755,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5618,7 +5783,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +5795,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +5808,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5676,7 +5841,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5688,7 +5853,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5701,7 +5866,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5721,7 +5886,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5733,7 +5898,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5746,7 +5911,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5781,7 +5946,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5793,7 +5958,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5806,7 +5971,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -5881,7 +6046,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5893,7 +6058,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5906,7 +6071,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -5925,7 +6090,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5937,7 +6102,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5950,7 +6115,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -5971,7 +6136,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6148,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6161,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -6029,7 +6194,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6041,7 +6206,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6054,7 +6219,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -6072,7 +6237,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6084,7 +6249,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6097,7 +6262,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -6111,7 +6276,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6123,7 +6288,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6136,7 +6301,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -6170,7 +6335,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6182,7 +6347,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6195,7 +6360,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -6229,7 +6394,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6241,7 +6406,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6254,7 +6419,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -6333,7 +6498,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6345,7 +6510,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6358,7 +6523,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -6406,7 +6571,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6418,7 +6583,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6431,7 +6596,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6458,7 +6623,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6470,7 +6635,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6483,7 +6648,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6509,7 +6674,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6521,7 +6686,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6534,7 +6699,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6555,7 +6720,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6567,7 +6732,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +6745,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6614,7 +6779,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6626,7 +6791,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6639,7 +6804,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6671,7 +6836,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +6848,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +6861,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6751,7 +6916,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6763,7 +6928,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6776,7 +6941,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6803,7 +6968,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6815,7 +6980,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6828,7 +6993,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -6860,7 +7025,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6872,7 +7037,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6885,7 +7050,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -6941,7 +7106,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6953,7 +7118,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6966,7 +7131,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -7002,7 +7167,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7014,7 +7179,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7027,7 +7192,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -7069,7 +7234,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7081,7 +7246,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7094,7 +7259,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -7134,7 +7299,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7146,7 +7311,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7159,7 +7324,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -7225,7 +7390,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7237,7 +7402,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7250,7 +7415,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -7300,7 +7465,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7312,7 +7477,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7325,7 +7490,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -7364,7 +7529,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7376,7 +7541,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7389,7 +7554,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7717,7 +7882,17 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\rstdout_offset\x18\x04 \x01(\x04H\x00R\fstdoutOffset\x88\x01\x01\x12(\n" +
 	"\rstderr_offset\x18\x05 \x01(\x04H\x01R\fstderrOffset\x88\x01\x01B\x10\n" +
 	"\x0e_stdout_offsetB\x10\n" +
-	"\x0e_stderr_offset\"Y\n" +
+	"\x0e_stderr_offset\")\n" +
+	"\x13RunProcessesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x14RunProcessesResponse\x121\n" +
+	"\x06guests\x18\x01 \x03(\v2\x19.watari.v1.GuestProcessesR\x06guests\"\x9f\x01\n" +
+	"\x0eGuestProcesses\x12\x14\n" +
+	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x123\n" +
+	"\tprocesses\x18\x03 \x03(\v2\x15.watari.v1.RunProcessR\tprocesses\x12\x18\n" +
+	"\aomitted\x18\x04 \x01(\rR\aomitted\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"Y\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12/\n" +
 	"\x05valid\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05valid\"a\n" +
@@ -7908,7 +8083,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\x92(\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xe3(\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -7961,7 +8136,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\bListRuns\x12\x1a.watari.v1.ListRunsRequest\x1a\x1b.watari.v1.ListRunsResponse\x12F\n" +
 	"\tCancelRun\x12\x1b.watari.v1.CancelRunRequest\x1a\x1c.watari.v1.CancelRunResponse\x12F\n" +
 	"\tRemoveRun\x12\x1b.watari.v1.RemoveRunRequest\x1a\x1c.watari.v1.RemoveRunResponse\x12H\n" +
-	"\tRunOutput\x12\x1b.watari.v1.RunOutputRequest\x1a\x1c.watari.v1.RunOutputResponse0\x01\x12L\n" +
+	"\tRunOutput\x12\x1b.watari.v1.RunOutputRequest\x1a\x1c.watari.v1.RunOutputResponse0\x01\x12O\n" +
+	"\fRunProcesses\x12\x1e.watari.v1.RunProcessesRequest\x1a\x1f.watari.v1.RunProcessesResponse\x12L\n" +
 	"\vCreateToken\x12\x1d.watari.v1.CreateTokenRequest\x1a\x1e.watari.v1.CreateTokenResponse\x12@\n" +
 	"\aAddUser\x12\x19.watari.v1.AddUserRequest\x1a\x1a.watari.v1.AddUserResponse\x12F\n" +
 	"\tListUsers\x12\x1b.watari.v1.ListUsersRequest\x1a\x1c.watari.v1.ListUsersResponse\x12L\n" +
@@ -7999,7 +8175,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 142)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 145)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -8098,315 +8274,323 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*RemoveRunResponse)(nil),         // 94: watari.v1.RemoveRunResponse
 	(*RunOutputRequest)(nil),          // 95: watari.v1.RunOutputRequest
 	(*RunOutputResponse)(nil),         // 96: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 97: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 98: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 99: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 100: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 101: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 102: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 103: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 104: watari.v1.DisableUserResponse
-	(*RevokeUserRequest)(nil),         // 105: watari.v1.RevokeUserRequest
-	(*RevokeUserResponse)(nil),        // 106: watari.v1.RevokeUserResponse
-	(*RemoveUserRequest)(nil),         // 107: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 108: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 109: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 110: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 111: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 112: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 113: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 114: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 115: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 116: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 117: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 118: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 119: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 120: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 121: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 122: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 123: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 124: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 125: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 126: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 127: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 128: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 129: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 130: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 131: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 132: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 133: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 134: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 135: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 136: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 137: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 138: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 139: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 140: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 141: watari.v1.RecoverResponse
-	nil,                               // 142: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 143: watari.v1.User
-	(*Host)(nil),                      // 144: watari.v1.Host
-	(*Site)(nil),                      // 145: watari.v1.Site
-	(*durationpb.Duration)(nil),       // 146: google.protobuf.Duration
-	(*Image)(nil),                     // 147: watari.v1.Image
-	(*Blob)(nil),                      // 148: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 149: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 150: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 151: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 152: watari.v1.Volume
-	(*Storage)(nil),                   // 153: watari.v1.Storage
-	(*Checkpoint)(nil),                // 154: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 155: watari.v1.Guest
-	(*KeptConsole)(nil),               // 156: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 157: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 158: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 159: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 160: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 161: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 162: watari.v1.Migration
-	(*RunSpec)(nil),                   // 163: watari.v1.RunSpec
-	(*Run)(nil),                       // 164: watari.v1.Run
-	(*timestamppb.Timestamp)(nil),     // 165: google.protobuf.Timestamp
-	(Role)(0),                         // 166: watari.v1.Role
-	(*Quota)(nil),                     // 167: watari.v1.Quota
-	(*HostSample)(nil),                // 168: watari.v1.HostSample
-	(*GuestSample)(nil),               // 169: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 170: watari.v1.AuditEntry
-	(*Event)(nil),                     // 171: watari.v1.Event
-	(*Policy)(nil),                    // 172: watari.v1.Policy
+	(*RunProcessesRequest)(nil),       // 97: watari.v1.RunProcessesRequest
+	(*RunProcessesResponse)(nil),      // 98: watari.v1.RunProcessesResponse
+	(*GuestProcesses)(nil),            // 99: watari.v1.GuestProcesses
+	(*CreateTokenRequest)(nil),        // 100: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 101: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 102: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 103: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 104: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 105: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 106: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 107: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 108: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 109: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 110: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 111: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 112: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 113: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 114: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 115: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 116: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 117: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 118: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 119: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 120: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 121: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 122: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 123: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 124: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 125: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 126: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 127: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 128: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 129: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 130: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 131: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 132: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 133: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 134: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 135: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 136: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 137: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 138: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 139: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 140: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 141: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 142: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 143: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 144: watari.v1.RecoverResponse
+	nil,                               // 145: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 146: watari.v1.User
+	(*Host)(nil),                      // 147: watari.v1.Host
+	(*Site)(nil),                      // 148: watari.v1.Site
+	(*durationpb.Duration)(nil),       // 149: google.protobuf.Duration
+	(*Image)(nil),                     // 150: watari.v1.Image
+	(*Blob)(nil),                      // 151: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 152: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 153: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 154: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 155: watari.v1.Volume
+	(*Storage)(nil),                   // 156: watari.v1.Storage
+	(*Checkpoint)(nil),                // 157: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 158: watari.v1.Guest
+	(*KeptConsole)(nil),               // 159: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 160: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 161: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 162: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 163: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 164: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 165: watari.v1.Migration
+	(*RunSpec)(nil),                   // 166: watari.v1.RunSpec
+	(*Run)(nil),                       // 167: watari.v1.Run
+	(*RunProcess)(nil),                // 168: watari.v1.RunProcess
+	(*timestamppb.Timestamp)(nil),     // 169: google.protobuf.Timestamp
+	(Role)(0),                         // 170: watari.v1.Role
+	(*Quota)(nil),                     // 171: watari.v1.Quota
+	(*HostSample)(nil),                // 172: watari.v1.HostSample
+	(*GuestSample)(nil),               // 173: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 174: watari.v1.AuditEntry
+	(*Event)(nil),                     // 175: watari.v1.Event
+	(*Policy)(nil),                    // 176: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	143, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	144, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	144, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	144, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	145, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
-	145, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
-	146, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
-	144, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
-	144, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	147, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	147, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	148, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	147, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	147, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	149, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	150, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	150, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	150, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	151, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	152, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	152, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	153, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	153, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	153, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	154, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	154, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	154, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	151, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	150, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	152, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	154, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	150, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	152, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	155, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	155, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	155, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	156, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	157, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	158, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	159, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	160, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	161, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	162, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	162, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	162, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	163, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	164, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	164, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	164, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	164, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	164, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	146, // 51: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	165, // 52: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	166, // 53: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	167, // 54: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	143, // 55: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	143, // 56: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	143, // 57: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	143, // 58: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
-	167, // 59: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	143, // 60: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	165, // 61: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	168, // 62: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	113, // 63: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	165, // 64: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	169, // 65: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	116, // 66: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	170, // 67: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	171, // 68: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	165, // 69: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	150, // 70: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	155, // 71: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	144, // 72: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	162, // 73: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	164, // 74: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	155, // 75: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	154, // 76: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	152, // 77: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	172, // 78: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	172, // 79: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	165, // 80: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	165, // 81: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	131, // 82: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	165, // 83: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	134, // 84: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	165, // 85: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	146, // 86: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	142, // 87: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 88: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	138, // 89: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	139, // 90: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	140, // 91: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 92: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 93: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 94: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	11,  // 95: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
-	13,  // 96: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
-	9,   // 97: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	15,  // 98: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
-	17,  // 99: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	19,  // 100: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 101: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	21,  // 102: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	23,  // 103: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	25,  // 104: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	27,  // 105: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	29,  // 106: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	31,  // 107: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	33,  // 108: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	35,  // 109: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	63,  // 110: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	65,  // 111: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	67,  // 112: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	69,  // 113: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	71,  // 114: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	73,  // 115: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	75,  // 116: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	77,  // 117: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	79,  // 118: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	81,  // 119: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	83,  // 120: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	49,  // 121: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	51,  // 122: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	53,  // 123: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	55,  // 124: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	57,  // 125: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	59,  // 126: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	61,  // 127: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	37,  // 128: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	39,  // 129: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	41,  // 130: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	43,  // 131: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	45,  // 132: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	47,  // 133: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	85,  // 134: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	87,  // 135: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	89,  // 136: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	91,  // 137: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	93,  // 138: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
-	95,  // 139: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	97,  // 140: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	99,  // 141: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	101, // 142: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	103, // 143: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	105, // 144: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
-	107, // 145: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	109, // 146: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	137, // 147: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	111, // 148: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	114, // 149: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	125, // 150: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	127, // 151: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	129, // 152: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	132, // 153: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	119, // 154: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	117, // 155: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	123, // 156: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	121, // 157: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	135, // 158: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 159: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 160: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 161: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	12,  // 162: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
-	14,  // 163: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
-	10,  // 164: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	16,  // 165: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
-	18,  // 166: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	20,  // 167: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 168: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	22,  // 169: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	24,  // 170: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	26,  // 171: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	28,  // 172: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	30,  // 173: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	32,  // 174: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	34,  // 175: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	36,  // 176: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	64,  // 177: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	66,  // 178: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	68,  // 179: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	70,  // 180: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	72,  // 181: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	74,  // 182: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	76,  // 183: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	78,  // 184: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	80,  // 185: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	82,  // 186: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	84,  // 187: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	50,  // 188: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	52,  // 189: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	54,  // 190: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	56,  // 191: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	58,  // 192: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	60,  // 193: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	62,  // 194: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	38,  // 195: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	40,  // 196: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	42,  // 197: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	44,  // 198: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	46,  // 199: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	48,  // 200: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	86,  // 201: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	88,  // 202: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	90,  // 203: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	92,  // 204: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	94,  // 205: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
-	96,  // 206: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	98,  // 207: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	100, // 208: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	102, // 209: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	104, // 210: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	106, // 211: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
-	108, // 212: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	110, // 213: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	141, // 214: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	112, // 215: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	115, // 216: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	126, // 217: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	128, // 218: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	130, // 219: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	133, // 220: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	120, // 221: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	118, // 222: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	124, // 223: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	122, // 224: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	136, // 225: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	159, // [159:226] is the sub-list for method output_type
-	92,  // [92:159] is the sub-list for method input_type
-	92,  // [92:92] is the sub-list for extension type_name
-	92,  // [92:92] is the sub-list for extension extendee
-	0,   // [0:92] is the sub-list for field type_name
+	146, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	147, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	147, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	147, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	148, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
+	148, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
+	149, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	147, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	147, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	150, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	150, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	151, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	150, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	150, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	152, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	153, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	153, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	153, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	154, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	155, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	155, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	156, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	156, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	156, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	157, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	157, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	157, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	154, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	153, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	155, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	157, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	153, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	155, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	158, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	158, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	158, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	159, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	160, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	161, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	162, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	163, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	164, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	165, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	165, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	165, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	166, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	167, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	167, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	167, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	167, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	167, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	99,  // 51: watari.v1.RunProcessesResponse.guests:type_name -> watari.v1.GuestProcesses
+	168, // 52: watari.v1.GuestProcesses.processes:type_name -> watari.v1.RunProcess
+	149, // 53: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	169, // 54: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	170, // 55: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	171, // 56: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	146, // 57: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	146, // 58: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	146, // 59: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	146, // 60: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	171, // 61: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	146, // 62: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	169, // 63: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	172, // 64: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	116, // 65: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	169, // 66: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	173, // 67: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	119, // 68: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	174, // 69: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	175, // 70: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	169, // 71: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	153, // 72: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	158, // 73: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	147, // 74: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	165, // 75: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	167, // 76: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	158, // 77: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	157, // 78: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	155, // 79: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	176, // 80: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	176, // 81: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	169, // 82: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	169, // 83: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	134, // 84: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	169, // 85: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	137, // 86: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	169, // 87: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	149, // 88: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	145, // 89: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 90: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	141, // 91: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	142, // 92: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	143, // 93: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 94: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 95: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 96: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	11,  // 97: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
+	13,  // 98: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
+	9,   // 99: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	15,  // 100: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
+	17,  // 101: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	19,  // 102: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 103: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	21,  // 104: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	23,  // 105: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	25,  // 106: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	27,  // 107: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	29,  // 108: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	31,  // 109: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	33,  // 110: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	35,  // 111: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	63,  // 112: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	65,  // 113: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	67,  // 114: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	69,  // 115: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	71,  // 116: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	73,  // 117: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	75,  // 118: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	77,  // 119: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	79,  // 120: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	81,  // 121: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	83,  // 122: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	49,  // 123: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	51,  // 124: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	53,  // 125: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	55,  // 126: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	57,  // 127: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	59,  // 128: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	61,  // 129: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	37,  // 130: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	39,  // 131: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	41,  // 132: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	43,  // 133: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	45,  // 134: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	47,  // 135: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	85,  // 136: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	87,  // 137: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	89,  // 138: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	91,  // 139: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	93,  // 140: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
+	95,  // 141: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	97,  // 142: watari.v1.ControlService.RunProcesses:input_type -> watari.v1.RunProcessesRequest
+	100, // 143: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	102, // 144: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	104, // 145: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	106, // 146: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	108, // 147: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	110, // 148: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	112, // 149: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	140, // 150: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	114, // 151: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	117, // 152: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	128, // 153: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	130, // 154: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	132, // 155: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	135, // 156: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	122, // 157: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	120, // 158: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	126, // 159: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	124, // 160: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	138, // 161: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 162: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 163: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 164: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	12,  // 165: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
+	14,  // 166: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
+	10,  // 167: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	16,  // 168: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	18,  // 169: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	20,  // 170: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 171: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	22,  // 172: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	24,  // 173: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	26,  // 174: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	28,  // 175: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	30,  // 176: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	32,  // 177: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	34,  // 178: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	36,  // 179: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	64,  // 180: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	66,  // 181: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	68,  // 182: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	70,  // 183: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	72,  // 184: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	74,  // 185: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	76,  // 186: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	78,  // 187: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	80,  // 188: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	82,  // 189: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	84,  // 190: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	50,  // 191: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	52,  // 192: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	54,  // 193: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	56,  // 194: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	58,  // 195: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	60,  // 196: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	62,  // 197: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	38,  // 198: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	40,  // 199: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	42,  // 200: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	44,  // 201: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	46,  // 202: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	48,  // 203: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	86,  // 204: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	88,  // 205: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	90,  // 206: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	92,  // 207: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	94,  // 208: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
+	96,  // 209: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	98,  // 210: watari.v1.ControlService.RunProcesses:output_type -> watari.v1.RunProcessesResponse
+	101, // 211: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	103, // 212: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	105, // 213: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	107, // 214: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	109, // 215: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	111, // 216: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	113, // 217: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	144, // 218: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	115, // 219: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	118, // 220: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	129, // 221: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	131, // 222: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	133, // 223: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	136, // 224: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	123, // 225: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	121, // 226: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	127, // 227: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	125, // 228: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	139, // 229: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	162, // [162:230] is the sub-list for method output_type
+	94,  // [94:162] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -8423,7 +8607,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   142,
+			NumMessages:   145,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1126,6 +1126,203 @@ func (x *GetFileResponse) GetMode() uint32 {
 	return 0
 }
 
+type ListRunProcessesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`    // its uid
+	Most          uint32                 `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"` // how many processes to return; at most, and 0: 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRunProcessesRequest) Reset() {
+	*x = ListRunProcessesRequest{}
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRunProcessesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRunProcessesRequest) ProtoMessage() {}
+
+func (x *ListRunProcessesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRunProcessesRequest.ProtoReflect.Descriptor instead.
+func (*ListRunProcessesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListRunProcessesRequest) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *ListRunProcessesRequest) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type ListRunProcessesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*RunProcess          `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"` // by pid; if there are too many, those that have used most processor time
+	Omitted       uint32                 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`    // how many more there are
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRunProcessesResponse) Reset() {
+	*x = ListRunProcessesResponse{}
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRunProcessesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRunProcessesResponse) ProtoMessage() {}
+
+func (x *ListRunProcessesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRunProcessesResponse.ProtoReflect.Descriptor instead.
+func (*ListRunProcessesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListRunProcessesResponse) GetProcesses() []*RunProcess {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+func (x *ListRunProcessesResponse) GetOmitted() uint32 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+// RunProcess is a process of a run as its guest sees it.
+type RunProcess struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                                    // in the guest
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                   // of its program, as the kernel has it: at most 15 bytes
+	Rank          *uint32                `protobuf:"varint,3,opt,name=rank,proto3,oneof" json:"rank,omitempty"`                            // in MPI_COMM_WORLD; its children have it, too; unset: it is part of no rank
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`                                 // a letter, as in proc(5)
+	Cpu           float64                `protobuf:"fixed64,5,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores in use, over the last second
+	CpuTimeNs     uint64                 `protobuf:"varint,6,opt,name=cpu_time_ns,json=cpuTimeNs,proto3" json:"cpu_time_ns,omitempty"`     // since it began, without its children
+	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunProcess) Reset() {
+	*x = RunProcess{}
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunProcess) ProtoMessage() {}
+
+func (x *RunProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunProcess.ProtoReflect.Descriptor instead.
+func (*RunProcess) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RunProcess) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *RunProcess) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RunProcess) GetRank() uint32 {
+	if x != nil && x.Rank != nil {
+		return *x.Rank
+	}
+	return 0
+}
+
+func (x *RunProcess) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RunProcess) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *RunProcess) GetCpuTimeNs() uint64 {
+	if x != nil {
+		return x.CpuTimeNs
+	}
+	return 0
+}
+
+func (x *RunProcess) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 type StartProcessRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // [a-zA-Z0-9._-], at most 64
@@ -1147,7 +1344,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1356,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1369,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -1261,7 +1458,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1470,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1483,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1313,7 +1510,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1522,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1535,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Process) GetId() string {
@@ -1422,7 +1619,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1631,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1644,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1520,7 +1717,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1729,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1742,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1600,7 +1797,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1809,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1822,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1650,7 +1847,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1859,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1872,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 type ListProcessesRequest struct {
@@ -1686,7 +1883,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1895,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1908,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 type ListProcessesResponse struct {
@@ -1723,7 +1920,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1932,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1945,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1767,7 +1964,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1976,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1989,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -1810,7 +2007,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +2019,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +2032,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -1930,7 +2127,23 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x0fGetFileResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"\x9b\x02\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"?\n" +
+	"\x17ListRunProcessesRequest\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
+	"\x04most\x18\x02 \x01(\rR\x04most\"i\n" +
+	"\x18ListRunProcessesResponse\x123\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x15.watari.v1.RunProcessR\tprocesses\x12\x18\n" +
+	"\aomitted\x18\x02 \x01(\rR\aomitted\"\xbf\x01\n" +
+	"\n" +
+	"RunProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
+	"\x04rank\x18\x03 \x01(\rH\x00R\x04rank\x88\x01\x01\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x10\n" +
+	"\x03cpu\x18\x05 \x01(\x01R\x03cpu\x12\x1e\n" +
+	"\vcpu_time_ns\x18\x06 \x01(\x04R\tcpuTimeNs\x12!\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytesB\a\n" +
+	"\x05_rank\"\x9b\x02\n" +
 	"\x13StartProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x10\n" +
@@ -1982,14 +2195,15 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\tprocesses\x18\x01 \x03(\v2\x12.watari.v1.ProcessR\tprocesses\"&\n" +
 	"\x14ForgetProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
-	"\x15ForgetProcessResponse2\x9b\x03\n" +
+	"\x15ForgetProcessResponse2\xf8\x03\n" +
 	"\fGuestService\x12C\n" +
 	"\bIdentify\x12\x1a.watari.v1.IdentifyRequest\x1a\x1b.watari.v1.IdentifyResponse\x12C\n" +
 	"\bDescribe\x12\x1a.watari.v1.DescribeRequest\x1a\x1b.watari.v1.DescribeResponse\x12@\n" +
 	"\aSetTime\x12\x19.watari.v1.SetTimeRequest\x1a\x1a.watari.v1.SetTimeResponse\x127\n" +
 	"\x04Sync\x12\x16.watari.v1.SyncRequest\x1a\x17.watari.v1.SyncResponse\x12B\n" +
 	"\aPutFile\x12\x19.watari.v1.PutFileRequest\x1a\x1a.watari.v1.PutFileResponse(\x01\x12B\n" +
-	"\aGetFile\x12\x19.watari.v1.GetFileRequest\x1a\x1a.watari.v1.GetFileResponse0\x012\xa0\x03\n" +
+	"\aGetFile\x12\x19.watari.v1.GetFileRequest\x1a\x1a.watari.v1.GetFileResponse0\x01\x12[\n" +
+	"\x10ListRunProcesses\x12\".watari.v1.ListRunProcessesRequest\x1a#.watari.v1.ListRunProcessesResponse2\xa0\x03\n" +
 	"\x0eProcessService\x12O\n" +
 	"\fStartProcess\x12\x1e.watari.v1.StartProcessRequest\x1a\x1f.watari.v1.StartProcessResponse\x12A\n" +
 	"\x06Attach\x12\x18.watari.v1.AttachRequest\x1a\x19.watari.v1.AttachResponse(\x010\x01\x12R\n" +
@@ -2009,79 +2223,85 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_watari_v1_guest_proto_goTypes = []any{
-	(*Peer)(nil),                  // 0: watari.v1.Peer
-	(*Identity)(nil),              // 1: watari.v1.Identity
-	(*StorageMount)(nil),          // 2: watari.v1.StorageMount
-	(*IdentifyRequest)(nil),       // 3: watari.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),      // 4: watari.v1.IdentifyResponse
-	(*SyncRequest)(nil),           // 5: watari.v1.SyncRequest
-	(*SyncResponse)(nil),          // 6: watari.v1.SyncResponse
-	(*DescribeRequest)(nil),       // 7: watari.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 8: watari.v1.DescribeResponse
-	(*OutOfMemory)(nil),           // 9: watari.v1.OutOfMemory
-	(*SetTimeRequest)(nil),        // 10: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),       // 11: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),        // 12: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),       // 13: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),        // 14: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),       // 15: watari.v1.GetFileResponse
-	(*StartProcessRequest)(nil),   // 16: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),  // 17: watari.v1.StartProcessResponse
-	(*Process)(nil),               // 18: watari.v1.Process
-	(*AttachRequest)(nil),         // 19: watari.v1.AttachRequest
-	(*AttachResponse)(nil),        // 20: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),  // 21: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil), // 22: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),  // 23: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 24: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),  // 25: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil), // 26: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*Peer)(nil),                     // 0: watari.v1.Peer
+	(*Identity)(nil),                 // 1: watari.v1.Identity
+	(*StorageMount)(nil),             // 2: watari.v1.StorageMount
+	(*IdentifyRequest)(nil),          // 3: watari.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),         // 4: watari.v1.IdentifyResponse
+	(*SyncRequest)(nil),              // 5: watari.v1.SyncRequest
+	(*SyncResponse)(nil),             // 6: watari.v1.SyncResponse
+	(*DescribeRequest)(nil),          // 7: watari.v1.DescribeRequest
+	(*DescribeResponse)(nil),         // 8: watari.v1.DescribeResponse
+	(*OutOfMemory)(nil),              // 9: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),           // 10: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),          // 11: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),           // 12: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),          // 13: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),           // 14: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),          // 15: watari.v1.GetFileResponse
+	(*ListRunProcessesRequest)(nil),  // 16: watari.v1.ListRunProcessesRequest
+	(*ListRunProcessesResponse)(nil), // 17: watari.v1.ListRunProcessesResponse
+	(*RunProcess)(nil),               // 18: watari.v1.RunProcess
+	(*StartProcessRequest)(nil),      // 19: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),     // 20: watari.v1.StartProcessResponse
+	(*Process)(nil),                  // 21: watari.v1.Process
+	(*AttachRequest)(nil),            // 22: watari.v1.AttachRequest
+	(*AttachResponse)(nil),           // 23: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),     // 24: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil),    // 25: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),     // 26: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),    // 27: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),     // 28: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil),    // 29: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil),    // 30: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
 	2,  // 1: watari.v1.Identity.mounts:type_name -> watari.v1.StorageMount
 	1,  // 2: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	27, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	30, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
 	8,  // 4: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	27, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	30, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
 	9,  // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
-	27, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
-	27, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	18, // 9: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	27, // 10: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	27, // 11: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	18, // 12: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	18, // 13: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
-	3,  // 14: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	7,  // 15: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	10, // 16: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	5,  // 17: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
-	12, // 18: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	14, // 19: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	16, // 20: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	19, // 21: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	21, // 22: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	23, // 23: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	25, // 24: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	4,  // 25: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	8,  // 26: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	11, // 27: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	6,  // 28: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
-	13, // 29: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	15, // 30: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	17, // 31: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	20, // 32: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	22, // 33: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	24, // 34: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	26, // 35: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	25, // [25:36] is the sub-list for method output_type
-	14, // [14:25] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	30, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	30, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	18, // 9: watari.v1.ListRunProcessesResponse.processes:type_name -> watari.v1.RunProcess
+	21, // 10: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	30, // 11: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	30, // 12: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	21, // 13: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	21, // 14: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	3,  // 15: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
+	7,  // 16: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	10, // 17: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	5,  // 18: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
+	12, // 19: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	14, // 20: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	16, // 21: watari.v1.GuestService.ListRunProcesses:input_type -> watari.v1.ListRunProcessesRequest
+	19, // 22: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	22, // 23: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	24, // 24: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	26, // 25: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	28, // 26: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	4,  // 27: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	8,  // 28: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	11, // 29: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	6,  // 30: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
+	13, // 31: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	15, // 32: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	17, // 33: watari.v1.GuestService.ListRunProcesses:output_type -> watari.v1.ListRunProcessesResponse
+	20, // 34: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	23, // 35: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	25, // 36: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	27, // 37: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	29, // 38: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	27, // [27:39] is the sub-list for method output_type
+	15, // [15:27] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_guest_proto_init() }
@@ -2089,13 +2309,14 @@ func file_watari_v1_guest_proto_init() {
 	if File_watari_v1_guest_proto != nil {
 		return
 	}
+	file_watari_v1_guest_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -150,7 +150,7 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, err
 	}
-	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer, May: a.mayLaunch}
+	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer, May: a.mayLaunch, Env: inherited}
 	// A launcher starts, and ends, all its programs at once. Afterwards the agent returns the memory of that work.
 	tidy := time.AfterFunc(tidyAfter, debug.FreeOSMemory)
 	go accept(listener, func(conn net.Conn) {
@@ -168,6 +168,14 @@ func (a *Agent) mayLaunch(uid uint32) error {
 		return nil
 	}
 	return fmt.Errorf("user %d of this guest may not start programs in others; root and user %s may", uid, i.GetUser())
+}
+
+// inherited returns the environment variables that a command in another guest has from the process of this guest that starts it.
+func inherited(pid int32) []string {
+	if mark := process.MarkOf(int(pid)); mark != "" {
+		return []string{mark}
+	}
+	return nil
 }
 
 // accept serves connections until the listener is closed.

@@ -1,8 +1,9 @@
 package agent
 
-// guest.go - GuestService: identity, time and description of this guest, for its host.
+// guest.go - GuestService: identity, time, description and runs' processes of this guest, for its host.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/guest/peers"
+	"watari/guest/process"
 	"watari/internal/version"
 )
 
@@ -54,6 +56,21 @@ func (s *guestService) SetTime(_ context.Context, r *connect.Request[v1.SetTimeR
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	return connect.NewResponse(&v1.SetTimeResponse{SteppedNs: stepped.Nanoseconds()}), nil
+}
+
+// lookInterval is the time over which ListRunProcesses measures the use of processors.
+const lookInterval = time.Second
+
+func (s *guestService) ListRunProcesses(ctx context.Context, r *connect.Request[v1.ListRunProcessesRequest]) (*connect.Response[v1.ListRunProcessesResponse], error) {
+	if r.Msg.GetRun() == "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no run in the request"))
+	}
+	most := cmp.Or(int(r.Msg.GetMost()), process.MaxMarked)
+	list, omitted, err := process.Marked(ctx, r.Msg.GetRun(), lookInterval, most) // a run's process has the run's uid as its id
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ListRunProcessesResponse{Processes: list, Omitted: uint32(omitted)}), nil
 }
 
 // describe returns the guest's identity and state.

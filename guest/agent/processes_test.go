@@ -45,3 +45,36 @@ func TestPeersCannotFillTheAgentsMemory(t *testing.T) {
 		t.Errorf("a message of 8 MiB: %v", err)
 	}
 }
+
+// The agents share this machine's processes. A process that an agent starts for another is no descendant of the launcher.
+func TestProcessesThatARunStartsInOtherGuestsAreOfTheRun(t *testing.T) {
+	socket, agents := cluster(t, "md-0", "md-1")
+	_, processes := host(t, agents[0])
+	guests, _ := host(t, agents[1])
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if _, err := processes.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{Id: "run-uid",
+		Command: []string{launcher(t, socket), "md-1", "PMI_RANK=1 exec sleep 1004"}})); err != nil {
+		t.Fatal(err)
+	}
+	defer processes.ForgetProcess(t.Context(), connect.NewRequest(&v1.ForgetProcessRequest{Id: "run-uid"}))
+	for {
+		r, err := guests.ListRunProcesses(ctx, connect.NewRequest(&v1.ListRunProcessesRequest{Run: "run-uid"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]*v1.RunProcess{}
+		for _, p := range r.Msg.GetProcesses() {
+			names[p.GetName()] = p
+		}
+		if sleep := names["sleep"]; sleep != nil {
+			if sleep.Rank == nil || sleep.GetRank() != 1 || names["watari-guest-rs"] == nil {
+				t.Errorf("%v", r.Msg)
+			}
+			break
+		}
+	}
+	if _, err := guests.ListRunProcesses(ctx, connect.NewRequest(&v1.ListRunProcessesRequest{})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("without a run: %v", err)
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -123,20 +122,8 @@ func killSession(leader int, born uint64) {
 	}
 }
 
-// sessionOf returns a process's session and its start time in clock ticks after boot (proc(5), stat).
+// sessionOf returns a process's session and its start time in clock ticks after boot.
 func sessionOf(pid int) (session int, born uint64, err error) {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, 0, err
-	}
-	// The name, in brackets, may contain anything. The third field follows it.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(fields) < 20 {
-		return 0, 0, fmt.Errorf("unexpected %s", text)
-	}
-	if session, err = strconv.Atoi(fields[6-3]); err != nil {
-		return 0, 0, err
-	}
-	born, err = strconv.ParseUint(fields[22-3], 10, 64)
-	return session, born, err
+	s, err := readStat(pid)
+	return s.session, s.born, err
 }

@@ -38,12 +38,15 @@ type Peers struct {
 	Call func(ctx context.Context, host string) (context.Context, error)
 	// May returns an error if a user of the guest may not start processes in others.
 	May func(uid uint32) error
+	// Env returns environment variables for the command that a process of the guest starts in a peer; nil: none.
+	Env func(pid int32) []string
 }
 
 // session is one command in a peer.
 type session struct {
 	client   watariv1connect.ProcessServiceClient
 	id, host string
+	env      []string
 	launcher *launcher
 	outputs  [2]uint64 // bytes of stdout and stderr that were passed on
 	input    *input    // nil: the command has none
@@ -62,8 +65,9 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	var a arguments
+	var env []string
 	if err == nil {
-		err = p.admit(conn)
+		env, err = p.admit(conn)
 	}
 	if err == nil {
 		a, err = parse(args)
@@ -77,7 +81,7 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 		l.fail(a.host, err)
 		return
 	}
-	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, launcher: l}
+	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, env: env, launcher: l}
 	if !a.noInput {
 		s.input = newInput(l.ask)
 	}
@@ -91,21 +95,25 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// admit asks the kernel which user's process is at the other end, and May whether that user is admitted.
-func (p Peers) admit(conn *net.UnixConn) error {
+// admit asks the kernel which user's process is at the other end, and May whether that user is admitted. It returns the
+// environment variables for the command.
+func (p Peers) admit(conn *net.UnixConn) (env []string, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var who *unix.Ucred
 	var asked error
 	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return err
+		return nil, err
 	}
 	if asked != nil {
-		return fmt.Errorf("ask who calls: %w", asked)
+		return nil, fmt.Errorf("ask who calls: %w", asked)
 	}
-	return p.May(who.Uid)
+	if err := p.May(who.Uid); err != nil || p.Env == nil {
+		return nil, err
+	}
+	return p.Env(who.Pid), nil
 }
 
 // fail ends the launcher with an error of the agent.
@@ -166,7 +174,7 @@ func (s *session) start(ctx context.Context, a arguments) (code int, err error) 
 	s.signals.passTo(func(signal syscall.Signal) { cancel(signalled(signal)) })
 	err = retry(ctx, func() error {
 		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
-			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: s.input != nil, HoldSeconds: hold,
+			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Env: s.env, Stdin: s.input != nil, HoldSeconds: hold,
 		}))
 		if err != nil && ctx.Err() == nil {
 			// A restarted peer resets the kept connection to its earlier copy. Starting a process again under the same id is

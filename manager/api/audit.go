@@ -40,6 +40,7 @@ var unrecorded = map[string]bool{
 	watariv1connect.ControlServiceListStorageProcedure:       true,
 	watariv1connect.ControlServiceListSitesProcedure:         true,
 	watariv1connect.ControlServiceListRunsProcedure:          true,
+	watariv1connect.ControlServiceRunProcessesProcedure:      true,
 	watariv1connect.ControlServiceListUsersProcedure:         true,
 	watariv1connect.ControlServiceListPoliciesProcedure:      true,
 	watariv1connect.ControlServiceUsageProcedure:             true,

@@ -175,6 +175,9 @@ const (
 	// ControlServiceRunOutputProcedure is the fully-qualified name of the ControlService's RunOutput
 	// RPC.
 	ControlServiceRunOutputProcedure = "/watari.v1.ControlService/RunOutput"
+	// ControlServiceRunProcessesProcedure is the fully-qualified name of the ControlService's
+	// RunProcesses RPC.
+	ControlServiceRunProcessesProcedure = "/watari.v1.ControlService/RunProcesses"
 	// ControlServiceCreateTokenProcedure is the fully-qualified name of the ControlService's
 	// CreateToken RPC.
 	ControlServiceCreateTokenProcedure = "/watari.v1.ControlService/CreateToken"
@@ -298,6 +301,9 @@ type ControlServiceClient interface {
 	RemoveRun(context.Context, *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error)
 	// RunOutput streams a run's output from offsets, until it has ended if follow is set.
 	RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest]) (*connect.ServerStreamForClient[watariv1.RunOutputResponse], error)
+	// RunProcesses asks the guests of a run for its processes now. It takes a second, or some seconds if guests are silent.
+	// failed_precondition if the run is not running.
+	RunProcesses(context.Context, *connect.Request[watariv1.RunProcessesRequest]) (*connect.Response[watariv1.RunProcessesResponse], error)
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
 	AddUser(context.Context, *connect.Request[watariv1.AddUserRequest]) (*connect.Response[watariv1.AddUserResponse], error)
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
@@ -631,6 +637,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("RunOutput")),
 			connect.WithClientOptions(opts...),
 		),
+		runProcesses: connect.NewClient[watariv1.RunProcessesRequest, watariv1.RunProcessesResponse](
+			httpClient,
+			baseURL+ControlServiceRunProcessesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RunProcesses")),
+			connect.WithClientOptions(opts...),
+		),
 		createToken: connect.NewClient[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse](
 			httpClient,
 			baseURL+ControlServiceCreateTokenProcedure,
@@ -792,6 +804,7 @@ type controlServiceClient struct {
 	cancelRun         *connect.Client[watariv1.CancelRunRequest, watariv1.CancelRunResponse]
 	removeRun         *connect.Client[watariv1.RemoveRunRequest, watariv1.RemoveRunResponse]
 	runOutput         *connect.Client[watariv1.RunOutputRequest, watariv1.RunOutputResponse]
+	runProcesses      *connect.Client[watariv1.RunProcessesRequest, watariv1.RunProcessesResponse]
 	createToken       *connect.Client[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse]
 	addUser           *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
 	listUsers         *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
@@ -1052,6 +1065,11 @@ func (c *controlServiceClient) RunOutput(ctx context.Context, req *connect.Reque
 	return c.runOutput.CallServerStream(ctx, req)
 }
 
+// RunProcesses calls watari.v1.ControlService.RunProcesses.
+func (c *controlServiceClient) RunProcesses(ctx context.Context, req *connect.Request[watariv1.RunProcessesRequest]) (*connect.Response[watariv1.RunProcessesResponse], error) {
+	return c.runProcesses.CallUnary(ctx, req)
+}
+
 // CreateToken calls watari.v1.ControlService.CreateToken.
 func (c *controlServiceClient) CreateToken(ctx context.Context, req *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error) {
 	return c.createToken.CallUnary(ctx, req)
@@ -1215,6 +1233,9 @@ type ControlServiceHandler interface {
 	RemoveRun(context.Context, *connect.Request[watariv1.RemoveRunRequest]) (*connect.Response[watariv1.RemoveRunResponse], error)
 	// RunOutput streams a run's output from offsets, until it has ended if follow is set.
 	RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest], *connect.ServerStream[watariv1.RunOutputResponse]) error
+	// RunProcesses asks the guests of a run for its processes now. It takes a second, or some seconds if guests are silent.
+	// failed_precondition if the run is not running.
+	RunProcesses(context.Context, *connect.Request[watariv1.RunProcessesRequest]) (*connect.Response[watariv1.RunProcessesResponse], error)
 	CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error)
 	AddUser(context.Context, *connect.Request[watariv1.AddUserRequest]) (*connect.Response[watariv1.AddUserResponse], error)
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
@@ -1544,6 +1565,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("RunOutput")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceRunProcessesHandler := connect.NewUnaryHandler(
+		ControlServiceRunProcessesProcedure,
+		svc.RunProcesses,
+		connect.WithSchema(controlServiceMethods.ByName("RunProcesses")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceCreateTokenHandler := connect.NewUnaryHandler(
 		ControlServiceCreateTokenProcedure,
 		svc.CreateToken,
@@ -1750,6 +1777,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceRemoveRunHandler.ServeHTTP(w, r)
 		case ControlServiceRunOutputProcedure:
 			controlServiceRunOutputHandler.ServeHTTP(w, r)
+		case ControlServiceRunProcessesProcedure:
+			controlServiceRunProcessesHandler.ServeHTTP(w, r)
 		case ControlServiceCreateTokenProcedure:
 			controlServiceCreateTokenHandler.ServeHTTP(w, r)
 		case ControlServiceAddUserProcedure:
@@ -1985,6 +2014,10 @@ func (UnimplementedControlServiceHandler) RemoveRun(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) RunOutput(context.Context, *connect.Request[watariv1.RunOutputRequest], *connect.ServerStream[watariv1.RunOutputResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RunOutput is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RunProcesses(context.Context, *connect.Request[watariv1.RunProcessesRequest]) (*connect.Response[watariv1.RunProcessesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RunProcesses is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateToken(context.Context, *connect.Request[watariv1.CreateTokenRequest]) (*connect.Response[watariv1.CreateTokenResponse], error) {

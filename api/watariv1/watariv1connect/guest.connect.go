@@ -50,6 +50,9 @@ const (
 	GuestServicePutFileProcedure = "/watari.v1.GuestService/PutFile"
 	// GuestServiceGetFileProcedure is the fully-qualified name of the GuestService's GetFile RPC.
 	GuestServiceGetFileProcedure = "/watari.v1.GuestService/GetFile"
+	// GuestServiceListRunProcessesProcedure is the fully-qualified name of the GuestService's
+	// ListRunProcesses RPC.
+	GuestServiceListRunProcessesProcedure = "/watari.v1.GuestService/ListRunProcesses"
 	// ProcessServiceStartProcessProcedure is the fully-qualified name of the ProcessService's
 	// StartProcess RPC.
 	ProcessServiceStartProcessProcedure = "/watari.v1.ProcessService/StartProcess"
@@ -80,6 +83,8 @@ type GuestServiceClient interface {
 	PutFile(context.Context) *connect.ClientStreamForClient[watariv1.PutFileRequest, watariv1.PutFileResponse]
 	// GetFile reads a file from an offset.
 	GetFile(context.Context, *connect.Request[watariv1.GetFileRequest]) (*connect.ServerStreamForClient[watariv1.GetFileResponse], error)
+	// ListRunProcesses lists the processes of a run in this guest. It takes a second, over which it measures use of processors.
+	ListRunProcesses(context.Context, *connect.Request[watariv1.ListRunProcessesRequest]) (*connect.Response[watariv1.ListRunProcessesResponse], error)
 }
 
 // NewGuestServiceClient constructs a client for the watari.v1.GuestService service. By default, it
@@ -129,17 +134,24 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(guestServiceMethods.ByName("GetFile")),
 			connect.WithClientOptions(opts...),
 		),
+		listRunProcesses: connect.NewClient[watariv1.ListRunProcessesRequest, watariv1.ListRunProcessesResponse](
+			httpClient,
+			baseURL+GuestServiceListRunProcessesProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("ListRunProcesses")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // guestServiceClient implements GuestServiceClient.
 type guestServiceClient struct {
-	identify *connect.Client[watariv1.IdentifyRequest, watariv1.IdentifyResponse]
-	describe *connect.Client[watariv1.DescribeRequest, watariv1.DescribeResponse]
-	setTime  *connect.Client[watariv1.SetTimeRequest, watariv1.SetTimeResponse]
-	sync     *connect.Client[watariv1.SyncRequest, watariv1.SyncResponse]
-	putFile  *connect.Client[watariv1.PutFileRequest, watariv1.PutFileResponse]
-	getFile  *connect.Client[watariv1.GetFileRequest, watariv1.GetFileResponse]
+	identify         *connect.Client[watariv1.IdentifyRequest, watariv1.IdentifyResponse]
+	describe         *connect.Client[watariv1.DescribeRequest, watariv1.DescribeResponse]
+	setTime          *connect.Client[watariv1.SetTimeRequest, watariv1.SetTimeResponse]
+	sync             *connect.Client[watariv1.SyncRequest, watariv1.SyncResponse]
+	putFile          *connect.Client[watariv1.PutFileRequest, watariv1.PutFileResponse]
+	getFile          *connect.Client[watariv1.GetFileRequest, watariv1.GetFileResponse]
+	listRunProcesses *connect.Client[watariv1.ListRunProcessesRequest, watariv1.ListRunProcessesResponse]
 }
 
 // Identify calls watari.v1.GuestService.Identify.
@@ -172,6 +184,11 @@ func (c *guestServiceClient) GetFile(ctx context.Context, req *connect.Request[w
 	return c.getFile.CallServerStream(ctx, req)
 }
 
+// ListRunProcesses calls watari.v1.GuestService.ListRunProcesses.
+func (c *guestServiceClient) ListRunProcesses(ctx context.Context, req *connect.Request[watariv1.ListRunProcessesRequest]) (*connect.Response[watariv1.ListRunProcessesResponse], error) {
+	return c.listRunProcesses.CallUnary(ctx, req)
+}
+
 // GuestServiceHandler is an implementation of the watari.v1.GuestService service.
 type GuestServiceHandler interface {
 	// Identify makes the guest the one that is meant. Repeating it is harmless; a newer one replaces an older.
@@ -186,6 +203,8 @@ type GuestServiceHandler interface {
 	PutFile(context.Context, *connect.ClientStream[watariv1.PutFileRequest]) (*connect.Response[watariv1.PutFileResponse], error)
 	// GetFile reads a file from an offset.
 	GetFile(context.Context, *connect.Request[watariv1.GetFileRequest], *connect.ServerStream[watariv1.GetFileResponse]) error
+	// ListRunProcesses lists the processes of a run in this guest. It takes a second, over which it measures use of processors.
+	ListRunProcesses(context.Context, *connect.Request[watariv1.ListRunProcessesRequest]) (*connect.Response[watariv1.ListRunProcessesResponse], error)
 }
 
 // NewGuestServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -231,6 +250,12 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(guestServiceMethods.ByName("GetFile")),
 		connect.WithHandlerOptions(opts...),
 	)
+	guestServiceListRunProcessesHandler := connect.NewUnaryHandler(
+		GuestServiceListRunProcessesProcedure,
+		svc.ListRunProcesses,
+		connect.WithSchema(guestServiceMethods.ByName("ListRunProcesses")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/watari.v1.GuestService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case GuestServiceIdentifyProcedure:
@@ -245,6 +270,8 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 			guestServicePutFileHandler.ServeHTTP(w, r)
 		case GuestServiceGetFileProcedure:
 			guestServiceGetFileHandler.ServeHTTP(w, r)
+		case GuestServiceListRunProcessesProcedure:
+			guestServiceListRunProcessesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -276,6 +303,10 @@ func (UnimplementedGuestServiceHandler) PutFile(context.Context, *connect.Client
 
 func (UnimplementedGuestServiceHandler) GetFile(context.Context, *connect.Request[watariv1.GetFileRequest], *connect.ServerStream[watariv1.GetFileResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.GetFile is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) ListRunProcesses(context.Context, *connect.Request[watariv1.ListRunProcessesRequest]) (*connect.Response[watariv1.ListRunProcessesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.GuestService.ListRunProcesses is not implemented"))
 }
 
 // ProcessServiceClient is a client for the watari.v1.ProcessService service.

@@ -175,6 +175,11 @@ func (m *Manager) ListRuns(ctx context.Context, r *connect.Request[v1.ListRunsRe
 	return answer[v1.ListRunsRequest, v1.ListRunsResponse](ctx, m, r)
 }
 
+// RunProcesses implements the service.
+func (m *Manager) RunProcesses(ctx context.Context, r *connect.Request[v1.RunProcessesRequest]) (*connect.Response[v1.RunProcessesResponse], error) {
+	return answer[v1.RunProcessesRequest, v1.RunProcessesResponse](ctx, m, r)
+}
+
 // RemoveRun implements the service.
 func (m *Manager) RemoveRun(ctx context.Context, r *connect.Request[v1.RemoveRunRequest]) (*connect.Response[v1.RemoveRunResponse], error) {
 	return answer[v1.RemoveRunRequest, v1.RemoveRunResponse](ctx, m, r)

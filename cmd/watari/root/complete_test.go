@@ -16,7 +16,7 @@ func TestCompletion(t *testing.T) {
 		"host drain |":                 "a1 b1 :4",
 		"image show |":                 "mpi :4",
 		"run logs |":                   "md-run-1 :4",
-		"run |":                        "attach cancel list logs remove show md :4",
+		"run |":                        "attach cancel list logs processes remove show md :4",
 		"cluster create x --image |":   "mpi :4",
 		"cluster create x --spread s|": "site :4",
 		"cluster create x --memory |":  nothing,

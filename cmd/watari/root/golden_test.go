@@ -68,6 +68,13 @@ var (
 	}
 	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
 		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Transport: v1.Transport_TRANSPORT_PM, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
+	processes = []*v1.GuestProcesses{
+		{Guest: "md-0", Host: "a1", Omitted: 12, Processes: []*v1.RunProcess{
+			{Pid: 312, Name: "mpirun", State: "S", CpuTimeNs: 400e6, MemoryBytes: 11 << 20},
+			{Pid: 330, Name: "lmp\x1b[2J", Rank: new(uint32(1)), State: "R", Cpu: 0.994, CpuTimeNs: 131e9, MemoryBytes: 96 << 20},
+			{Pid: 331, Name: "lmp", Rank: new(uint32(0)), State: "D", Cpu: 0.37, CpuTimeNs: 90e9, MemoryBytes: 1536 << 20}}},
+		{Guest: "md-1", Host: "b1", Error: "the guest does not answer within 4s\x1b[2J"},
+	}
 	checkpoints = []*v1.Checkpoint{
 		{Meta: meta("md-c1"), Cluster: "md", State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Pinned: true, Reason: "user aiko asked for it", StoodMs: 142,
 			Verification: &v1.Verification{State: v1.VerificationState_VERIFICATION_STATE_DONE, Guest: "md-1", Host: "b1", Ended: ago(time.Hour)}, Started: ago(2 * time.Hour),
@@ -118,6 +125,11 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ListMigrationsResponse{Migrations: named(migrations, r.Name)}, nil
 	case *v1.ListRunsRequest:
 		return &v1.ListRunsResponse{Runs: named(runs, r.Name)}, nil
+	case *v1.RunProcessesRequest:
+		if r.Name != "slow" {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("run %s has no processes: it is exited", r.Name))
+		}
+		return &v1.RunProcessesResponse{Guests: processes}, nil
 	case *v1.ListGuestConsolesRequest:
 		return &v1.ListGuestConsolesResponse{UnreachableHosts: []string{"b2"}, Consoles: []*v1.KeptConsole{
 			{Host: "b1", Epoch: 1, Life: 1, Began: ago(3 * time.Hour), Ended: ago(2 * time.Hour), End: "it ended: its QEMU crashed or was killed\x1b[2J", Bytes: 30 << 10},

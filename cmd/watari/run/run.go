@@ -71,7 +71,7 @@ func New(env *cli.Env) *cobra.Command {
 	env.CompleteFlag(command, "cluster", cli.Clusters)
 	env.CompleteFlag(command, "transport", cli.Words("tcp", "pm"))
 	cli.CompleteFiles(command, "stage")
-	command.AddCommand(newList(env), newShow(env), newLogs(env), newAttach(env), newCancel(env), newRemove(env))
+	command.AddCommand(newList(env), newShow(env), newLogs(env), newAttach(env), newProcesses(env), newCancel(env), newRemove(env))
 	return command
 }
 

@@ -3,6 +3,8 @@ package top
 // screen.go - the terminal: keys, and the picture, which is redrawn.
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 const (
 	every    = time.Second
 	patience = 5 * time.Second // for an answer of the manager
+	// listPatience is the patience for the processes of a run. The manager asks guests for them, and waits for silent ones.
+	listPatience = 30 * time.Second
 )
 
 // trouble is the reason why there is no new picture.
@@ -31,6 +35,8 @@ type screen struct {
 	strips        strips
 	trouble       string
 	look          func() tea.Msg
+	view          *view               // shown instead of the picture; nil: none
+	ask           func(*view) tea.Msg // asks the manager what a view shows
 }
 
 // Init requests the first picture.
@@ -52,6 +58,12 @@ func (s *screen) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 		return s, soon()
 	case renew:
 		return s, s.look
+	case answer:
+		return s, s.answered(message)
+	case again:
+		if message.to == s.view {
+			return s, s.open(s.view)
+		}
 	}
 	return s, nil
 }
@@ -59,25 +71,44 @@ func (s *screen) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 func soon() tea.Cmd { return tea.Tick(every, func(time.Time) tea.Msg { return renew{} }) }
 
 func (s *screen) key(name string) tea.Cmd {
-	page := max(1, s.height-headings-1)
+	switch {
+	case name == "q" || name == "ctrl+c":
+		return tea.Quit
+	case s.view != nil:
+		return s.view.key(s, name)
+	}
 	switch name {
-	case "q", "ctrl+c", "esc":
+	case "esc":
 		return tea.Quit
 	case "g":
 		s.guests = !s.guests
-	case "up", "k":
-		s.first--
-	case "down", "j":
-		s.first++
-	case "pgup":
-		s.first -= page
-	case "pgdown", "space":
-		s.first += page
-	case "home":
-		s.first = 0
+	case "p":
+		return s.open(&view{})
+	default:
+		s.first += scroll(name, s.room())
 	}
 	return nil
 }
+
+// scroll returns by how many lines a key scrolls. page is the number of lines of a page.
+func scroll(key string, page int) int {
+	switch key {
+	case "up", "k":
+		return -1
+	case "down", "j":
+		return 1
+	case "pgup":
+		return -page
+	case "pgdown", "space":
+		return page
+	case "home":
+		return math.MinInt32
+	}
+	return 0
+}
+
+// room returns how many lines of a body the screen shows.
+func (s *screen) room() int { return max(1, s.height-headings-1) }
 
 // View draws the picture.
 func (s *screen) View() tea.View {
@@ -88,6 +119,13 @@ func (s *screen) View() tea.View {
 
 // text returns the screen's content: as many lines as the terminal has, but at least one of the body.
 func (s *screen) text() string {
+	if v := s.view; v != nil {
+		lines, foot := v.text()
+		if v.run == "" { // keep the chosen run in sight
+			v.first = max(min(v.first, v.chosen), v.chosen-s.room()+1)
+		}
+		return s.fit(lines, &v.first, foot)
+	}
 	if s.picture == nil {
 		if s.trouble != "" {
 			return "waiting for the manager: " + s.trouble + "\nq ends"
@@ -99,13 +137,21 @@ func (s *screen) text() string {
 		shown.on = nil
 	}
 	lines := strings.Split(strings.TrimSuffix(draw(&shown, s.strips, s.width), "\n"), "\n")
-	head, body := lines[:headings], lines[headings:]
-	room := max(1, s.height-headings-1)
-	s.first = max(0, min(s.first, len(body)-room))
-	body = body[s.first:min(len(body), s.first+room)]
-	foot := "q ends, g guests, arrows scroll"
+	foot := "q ends, g guests, p processes of a run, arrows scroll"
 	if s.trouble != "" {
 		foot = "the picture is old: " + s.trouble
 	}
-	return strings.Join(append(append(append([]string{}, head...), body...), cut(foot, s.width)), "\n")
+	return s.fit(lines, &s.first, foot)
+}
+
+// fit returns the lines that the terminal has room for: the heading, the body from its line first on, and the foot. It
+// corrects first if the body is shorter.
+func (s *screen) fit(lines []string, first *int, foot string) string {
+	head, body := lines[:headings], lines[headings:]
+	*first = max(0, min(*first, len(body)-s.room()))
+	shown := slices.Concat(head, body[*first:min(len(body), *first+s.room())], []string{foot})
+	for i := range shown {
+		shown[i] = cut(shown[i], s.width)
+	}
+	return strings.Join(shown, "\n")
 }

@@ -25,7 +25,8 @@ func New(env *cli.Env) *cobra.Command {
 		Long: "Show for each host what guests, the owner and the system use of its processors, and when the owner was last there; for\n" +
 			"each guest its processor time, memory and traffic, and moves under way. Behind a host that a policy\n" +
 			"keeps guests from stands which policy does so, and for how long. The picture is renewed every second.\n\n" +
-			"Keys: up, down, page up, page down to scroll; g hides and shows guests; q ends.\n\n" +
+			"Keys: up, down, page up, page down to scroll; g hides and shows guests; p shows the runs under way; q ends. Of a run that is\n" +
+			"chosen with up, down and enter, the processes in all guests are shown, as `watari run processes` lists them, until esc closes them.\n\n" +
 			"If the output is not a terminal, or with --once, the picture is printed once.",
 		Example:           "  watari top\n  watari top --once\n  watari host list -o json | jq '.[].sample'",
 		Args:              cli.Args(),
@@ -72,6 +73,19 @@ func look(ctx context.Context, env *cli.Env, c *client.Client) (picture, error) 
 	return newPicture(env.Now(), hosts, guests, moves), nil
 }
 
+// question asks the manager what a view shows.
+func question(ctx context.Context, env *cli.Env, c *client.Client, v *view) answer {
+	a := answer{to: v}
+	if v.run == "" {
+		runs, err := client.List(ctx, c.ListRuns, &v1.ListRunsRequest{}, (*v1.ListRunsResponse).GetRuns)
+		a.runs, a.err = running(runs), err
+	} else {
+		a.guests, a.err = client.List(ctx, c.RunProcesses, &v1.RunProcessesRequest{Name: v.run}, (*v1.RunProcessesResponse).GetGuests)
+	}
+	a.at = env.Now()
+	return a
+}
+
 // follow shows the picture until the user ends it.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height int) error {
 	s := &screen{width: width, height: height, guests: true, strips: strips{}, look: func() tea.Msg {
@@ -82,6 +96,10 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height i
 			return trouble{err}
 		}
 		return p
+	}, ask: func(v *view) tea.Msg {
+		ctx, cancel := context.WithTimeout(ctx, listPatience)
+		defer cancel()
+		return question(ctx, env, c, v)
 	}}
 	_, err := tea.NewProgram(s, tea.WithContext(ctx), tea.WithInput(env.In), tea.WithOutput(env.Out), tea.WithoutSignalHandler()).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {

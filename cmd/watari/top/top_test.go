@@ -106,6 +106,10 @@ func key(name string) tea.Msg {
 		return tea.KeyPressMsg{Code: tea.KeyUp}
 	case "down":
 		return tea.KeyPressMsg{Code: tea.KeyDown}
+	case "enter":
+		return tea.KeyPressMsg{Code: tea.KeyEnter}
+	case "esc":
+		return tea.KeyPressMsg{Code: tea.KeyEscape}
 	}
 	return tea.KeyPressMsg{Code: rune(name[0]), Text: name}
 }
@@ -152,5 +156,76 @@ func TestTheScreenFitsTheTerminal(t *testing.T) {
 	s.text()
 	if _, command := s.Update(key("q")); command == nil {
 		t.Error("q does not end it")
+	}
+}
+
+func run(name string, state v1.RunState) *v1.Run {
+	return &v1.Run{Meta: &v1.Meta{Name: name}, State: state, Started: timestamppb.New(now.Add(-125 * time.Second)), Spec: &v1.RunSpec{Cluster: "md", Command: []string{"lmp", "-in", "in.melt"}}}
+}
+
+func TestTheProcessesOfARunAreAskedForWhileTheyAreShown(t *testing.T) {
+	var asked []string
+	s := &screen{width: 100, height: 8, guests: true, strips: strips{}, look: func() tea.Msg { return nil }}
+	s.ask = func(v *view) tea.Msg {
+		asked = append(asked, v.run)
+		if v.run == "" {
+			return answer{to: v, at: now, runs: running([]*v1.Run{run("fast", v1.RunState_RUN_STATE_RUNNING), run("over", v1.RunState_RUN_STATE_EXITED), run("slow", v1.RunState_RUN_STATE_RUNNING)})}
+		}
+		return answer{to: v, at: now, guests: []*v1.GuestProcesses{
+			{Guest: "md-0", Host: "a1", Processes: []*v1.RunProcess{{Pid: 40, Name: "mpirun", State: "S"}, {Pid: 41, Name: "lmp", Rank: proto.Uint32(0), State: "R", Cpu: 0.98, CpuTimeNs: 125e9, MemoryBytes: 96 << 20}}},
+			{Guest: "md-1", Host: "b1", Error: "the guest does not answer within 4s"}}}
+	}
+	s.Update(example())
+	press := func(name string) {
+		t.Helper()
+		if _, command := s.Update(key(name)); command != nil {
+			s.Update(command())
+		}
+	}
+	shows := func(want string) {
+		t.Helper()
+		if got := s.text(); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+	picture := s.text()
+	press("p")
+	press("down")
+	press("down")
+	shows(`watari top   07:08:09   runs under way
+
+  RUN   CLUSTER  STARTED   COMMAND
+  slow  md       2m5s ago  lmp -in in.melt
+> fast  md       2m5s ago  lmp -in in.melt
+esc closes, arrows choose, enter shows the processes`)
+	first := s.view
+	press("enter")
+	shows(`watari top   07:08:09   processes of run fast   2 on 2 guests
+
+RANK  GUEST  HOST  PID  COMMAND  STATE     CPU   TIME  MEMORY  MESSAGE
+0     md-0   a1    41   lmp      running   98 %  2m5s  96 MiB  -
+-     md-0   a1    40   mpirun   sleeping  0 %   0s    0 B     -
+-     md-1   b1    -    -        -         -     -     -       the guest does not answer within 4s
+esc closes, arrows scroll`)
+	processes := s.view
+	s.Update(answer{to: processes, err: errors.New("gone")})
+	if got := s.text(); !strings.Contains(got, "gone   esc closes") || !strings.Contains(got, "mpirun") {
+		t.Errorf("after a failure:\n%s", got)
+	}
+	if _, command := s.Update(again{processes}); command == nil {
+		t.Error("the open view is not asked for again")
+	}
+	press("esc")
+	shows(picture)
+	for _, closed := range []*view{first, processes} {
+		for _, message := range []tea.Msg{again{closed}, answer{to: closed, at: now}} {
+			if _, command := s.Update(message); command != nil {
+				t.Errorf("a view that was closed asks after %T", message)
+			}
+		}
+	}
+	shows(picture)
+	if got := strings.Join(asked, ","); got != ",fast" {
+		t.Errorf("asked for %q", got)
 	}
 }
