@@ -28,6 +28,8 @@ type Config struct {
 	Sent func() (map[string]map[netip.Addr]uint64, error)
 	// OwnerGuest is the name of the libvirt domain that the owner uses. Its processor time counts as the owner's. Empty: none.
 	OwnerGuest string
+	// Moved returns how many bytes migrations have received from other hosts, and sent to them; nil: not counted.
+	Moved func() (received, sent uint64)
 }
 
 // Host measures the host as a whole; load.Reader implements it.
@@ -58,6 +60,7 @@ type Monitor struct {
 	taps      procfs.NetDev
 	pressures map[string]procfs.PSIStats
 	peers     peers
+	moved     struct{ received, sent uint64 }
 
 	mu     sync.Mutex
 	latest *v1.HostSample
@@ -175,6 +178,7 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	guests := m.measureProcesses(s, since)
 	m.measureTaps(guests, since)
 	m.measurePeers(guests, now)
+	m.measureMoves(s, since)
 	for _, uid := range slices.Sorted(maps.Keys(guests)) {
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes
@@ -200,6 +204,19 @@ func (m *Monitor) measureTaps(guests map[string]*v1.GuestSample, since time.Dura
 			g.Sent = rate(then.RxBytes, now.RxBytes, since)
 			g.Received = rate(then.TxBytes, now.TxBytes, since)
 		}
+	}
+}
+
+// measureMoves fills in the traffic of migrations.
+func (m *Monitor) measureMoves(s *v1.HostSample, since time.Duration) {
+	if m.config.Moved == nil {
+		return
+	}
+	before := m.moved
+	m.moved.received, m.moved.sent = m.config.Moved()
+	if since > 0 {
+		s.MigrationReceived = rate(before.received, m.moved.received, since)
+		s.MigrationSent = rate(before.sent, m.moved.sent, since)
 	}
 }
 

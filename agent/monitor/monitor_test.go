@@ -260,6 +260,20 @@ func TestTraffic(t *testing.T) {
 	near(t, "sent", g.Sent, 0)
 }
 
+func TestTrafficOfMoves(t *testing.T) {
+	f := newFake(t)
+	received, sent := uint64(5000), uint64(0)
+	f.monitor.config.Moved = func() (uint64, uint64) { return received, sent }
+	s := f.sample(0)
+	near(t, "received before the first sample", s.MigrationReceived, 0)
+	received, sent = 5300, 700
+	s = f.sample(0)
+	near(t, "received", s.MigrationReceived, 300)
+	near(t, "sent", s.MigrationSent, 700)
+	s = f.sample(0)
+	near(t, "received", s.MigrationReceived, 0)
+}
+
 func TestPressure(t *testing.T) {
 	f := newFake(t)
 	pressure := func(some, full int) {

@@ -146,7 +146,7 @@ func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listene
 			if socket == packed {
 				send = func(to io.Writer, from io.Reader) { copyPacked(to, from, &out.sent) }
 			}
-			splice(remote, local, send, copyAll)
+			splice(counted{remote, t}, local, send, copyAll)
 		}()
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"watari/agent/domain"
@@ -108,6 +109,8 @@ type Tunnels struct {
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
 	shut     map[string]time.Time         // since when a host was reached only inside WireGuard, by its address
+
+	sent, received atomic.Uint64 // bytes of migrations
 }
 
 // New makes the tunnels of a host. Serve accepts other hosts' connections. New removes sockets that a killed agent left:
@@ -142,6 +145,9 @@ func (t *Tunnels) Drop(migration string) {
 		conn.Close()
 	}
 }
+
+// Moved returns how many bytes migrations have received from other hosts, and sent to them, since New.
+func (t *Tunnels) Moved() (received, sent uint64) { return t.received.Load(), t.sent.Load() }
 
 // Active reports whether an incoming migration has an open connection.
 func (t *Tunnels) Active(migration string) bool {
@@ -229,8 +235,9 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	raw.SetDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { raw.Close(); local.Close() })
 	defer stop()
+	remote := counted{conn, t}
 	if socket == Libvirt {
-		t.guard(conn, local, e)
+		t.guard(remote, local, e)
 		return
 	}
 	receive := copyAll
@@ -242,12 +249,12 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 			}
 		}
 	}
-	splice(conn, local, copyAll, receive)
+	splice(remote, local, copyAll, receive)
 }
 
 // guard copies between the source's libvirt and this host's, until either ends or the source sends a message that is no part
 // of the migration.
-func (t *Tunnels) guard(conn *tls.Conn, local net.Conn, e Expected) {
+func (t *Tunnels) guard(conn counted, local net.Conn, e Expected) {
 	guest := gate.Guest{Domain: domain.NamePrefix + e.Name, Socket: e.MigrateSocket, Describe: e.Describe}
 	var mu sync.Mutex // for writing whole messages to conn, and for refused
 	refused := false

@@ -148,6 +148,10 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 	if _, err := os.Stat(out.MigrateSocket); !errors.Is(err, os.ErrNotExist) {
 		t.Error("a socket is left")
 	}
+	back, sent := source.Moved()
+	if received, _ := target.Moved(); received != sent || sent < 3<<20 || back < 3<<20 {
+		t.Errorf("the source counts %d bytes sent and %d received, the target %d received", sent, back, received)
+	}
 }
 
 func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {

@@ -83,8 +83,32 @@ func readFrame(r io.Reader) (kind byte, text string, err error) {
 	return head[0], string(body), err
 }
 
+// counted is a connection of a migration, whose bytes are counted.
+type counted struct {
+	*tls.Conn
+	tunnels *Tunnels
+}
+
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.tunnels.received.Add(uint64(n))
+	return n, err
+}
+
+func (c counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.tunnels.sent.Add(uint64(n))
+	return n, err
+}
+
+// stream is a connection of which each direction ends by itself.
+type stream interface {
+	io.ReadWriter
+	CloseWrite() error
+}
+
 // splice copies in both directions with toA and toB, until both have ended. It passes on the end of each direction.
-func splice(a *tls.Conn, b net.Conn, toA, toB func(io.Writer, io.Reader)) {
+func splice(a stream, b net.Conn, toA, toB func(io.Writer, io.Reader)) {
 	both(func() {
 		toA(a, b)
 		a.CloseWrite()

@@ -1875,6 +1875,8 @@ type HostSample struct {
 	IoPressure           *Pressure              `protobuf:"bytes,10,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
 	Guests               []*GuestSample         `protobuf:"bytes,11,rep,name=guests,proto3" json:"guests,omitempty"` // by uid
 	Owner                *OwnerActivity         `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
+	MigrationReceived    float64                `protobuf:"fixed64,13,opt,name=migration_received,json=migrationReceived,proto3" json:"migration_received,omitempty"` // bytes per second that moves of guests bring from other hosts, as transferred: maybe compressed
+	MigrationSent        float64                `protobuf:"fixed64,14,opt,name=migration_sent,json=migrationSent,proto3" json:"migration_sent,omitempty"`             // and that they send
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -1991,6 +1993,20 @@ func (x *HostSample) GetOwner() *OwnerActivity {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *HostSample) GetMigrationReceived() float64 {
+	if x != nil {
+		return x.MigrationReceived
+	}
+	return 0
+}
+
+func (x *HostSample) GetMigrationSent() float64 {
+	if x != nil {
+		return x.MigrationSent
+	}
+	return 0
 }
 
 // Pressure is the share of a sample's time, 0 to 1, in which some tasks, or all, waited for a resource (the kernel's PSI).
@@ -6696,7 +6712,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bcpu_busy\x18\x01 \x01(\x01R\acpuBusy\x124\n" +
 	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x120\n" +
 	"\x14disk_available_bytes\x18\x03 \x01(\x04R\x12diskAvailableBytes\x12*\n" +
-	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x9f\x04\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xf5\x04\n" +
 	"\n" +
 	"HostSample\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
@@ -6714,7 +6730,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\v2\x13.watari.v1.PressureR\n" +
 	"ioPressure\x12.\n" +
 	"\x06guests\x18\v \x03(\v2\x16.watari.v1.GuestSampleR\x06guests\x12.\n" +
-	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
+	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\x12-\n" +
+	"\x12migration_received\x18\r \x01(\x01R\x11migrationReceived\x12%\n" +
+	"\x0emigration_sent\x18\x0e \x01(\x01R\rmigrationSent\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
 	"\x04full\x18\x02 \x01(\x01R\x04full\"\xe2\x01\n" +

@@ -65,7 +65,9 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	info.RelayPort = uint32(network.RelayPort())
-	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent, OwnerGuest: o.ownerGuest})
+	var peers *tunnel.Tunnels // set before anything calls the functions below
+	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent,
+		Moved: func() (received, sent uint64) { return peers.Moved() }, OwnerGuest: o.ownerGuest})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}
@@ -86,7 +88,6 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	defer libvirt.Close()
-	var peers *tunnel.Tunnels
 	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: link.Get, Bandwidth: o.bandwidth, Log: log,
 		// Both functions are called only after the agent has learnt about other hosts.
 		Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {

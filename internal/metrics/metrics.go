@@ -61,11 +61,13 @@ var (
 	hostPressure    = describe("host_pressure_ratio", "Share of the time in which some tasks waited for cpu, memory or io.", "host", "site", "resource")
 	hostIdle        = describe("host_owner_idle_seconds", "Time since a key was pressed or the mouse moved (input), and since somebody typed on a terminal (terminal).", "host", "site", "at")
 	hostUsers       = describe("host_owner_users", "Users who are logged in on a host.", "host", "site")
+	hostReceived    = describe("host_migration_receive_bytes_per_second", "What moves of guests bring to a host.", "host", "site")
+	hostSent        = describe("host_migration_transmit_bytes_per_second", "What moves of guests send from a host.", "host", "site")
 	guestCPU        = describe("guest_cpu_cores", "Cores that a guest uses.", "guest", "host")
 	guestMemory     = describe("guest_memory_bytes", "Resident memory of a guest on its host.", "guest", "host")
 	guestReceived   = describe("guest_receive_bytes_per_second", "What a guest receives from its cluster's network.", "guest", "host")
 	guestSent       = describe("guest_transmit_bytes_per_second", "What a guest sends into its cluster's network.", "guest", "host")
-	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, guestCPU, guestMemory, guestReceived, guestSent}
+	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent}
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -110,6 +112,8 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 	gauge(hostCPU, s.CpuSystem, h.Name, site, "system")
 	gauge(hostAvailable, float64(s.MemoryAvailableBytes), h.Name, site)
 	gauge(hostGuests, float64(s.MemoryGuestsBytes), h.Name, site)
+	gauge(hostReceived, s.MigrationReceived, h.Name, site)
+	gauge(hostSent, s.MigrationSent, h.Name, site)
 	for resource, p := range map[string]*v1.Pressure{"cpu": s.CpuPressure, "memory": s.MemoryPressure, "io": s.IoPressure} {
 		if p != nil {
 			gauge(hostPressure, p.Some, h.Name, site, resource)

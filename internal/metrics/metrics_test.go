@@ -21,7 +21,7 @@ import (
 func hosts() []Host {
 	return []Host{
 		{Name: "a1", Info: &v1.HostInfo{Site: "a", Cores: 4}, Sample: &v1.HostSample{CpuGuests: 1.5, CpuOwner: 0.25, CpuPressure: &v1.Pressure{Some: 0.5},
-			MemoryAvailableBytes: 1024, Owner: &v1.OwnerActivity{Users: []string{"ann"}, TerminalIdle: proto.Float64(3)},
+			MemoryAvailableBytes: 1024, MigrationSent: 25e6, Owner: &v1.OwnerActivity{Users: []string{"ann"}, TerminalIdle: proto.Float64(3)},
 			Guests: []*v1.GuestSample{{Name: "md-0", Cpu: 1.5, MemoryBytes: 512, Sent: 10}}}},
 		{Name: "b1", Info: &v1.HostInfo{Site: "b", Cores: 2}},
 	}
@@ -41,6 +41,9 @@ watari_host_cores{host="b1",site="b"} 2
 watari_host_cpu_cores{host="a1",site="a",use="guests"} 1.5
 watari_host_cpu_cores{host="a1",site="a",use="owner"} 0.25
 watari_host_cpu_cores{host="a1",site="a",use="system"} 0
+# HELP watari_host_migration_transmit_bytes_per_second What moves of guests send from a host.
+# TYPE watari_host_migration_transmit_bytes_per_second gauge
+watari_host_migration_transmit_bytes_per_second{host="a1",site="a"} 2.5e+07
 # HELP watari_host_owner_idle_seconds Time since a key was pressed or the mouse moved (input), and since somebody typed on a terminal (terminal).
 # TYPE watari_host_owner_idle_seconds gauge
 watari_host_owner_idle_seconds{at="terminal",host="a1",site="a"} 3
@@ -49,7 +52,7 @@ watari_host_owner_idle_seconds{at="terminal",host="a1",site="a"} 3
 watari_host_pressure_ratio{host="a1",resource="cpu",site="a"} 0.5
 `
 	err := testutil.CollectAndCompare(Hosts(hosts), strings.NewReader(want), "watari_guest_cpu_cores", "watari_host_cores", "watari_host_cpu_cores",
-		"watari_host_owner_idle_seconds", "watari_host_pressure_ratio")
+		"watari_host_migration_transmit_bytes_per_second", "watari_host_owner_idle_seconds", "watari_host_pressure_ratio")
 	if err != nil {
 		t.Error(err)
 	}

@@ -65,6 +65,8 @@ var hostFields = []field[*v1.HostSample]{
 		return optional(s.GetOwner().GetTerminalIdle(), s.GetOwner() != nil && s.Owner.TerminalIdle != nil)
 	},
 		func(s *v1.HostSample, v float64) { owner(s).TerminalIdle = &v }},
+	{mean, (*v1.HostSample).GetMigrationReceived, func(s *v1.HostSample, v float64) { s.MigrationReceived = v }},
+	{mean, (*v1.HostSample).GetMigrationSent, func(s *v1.HostSample, v float64) { s.MigrationSent = v }},
 }
 
 var guestFields = []field[*v1.GuestSample]{

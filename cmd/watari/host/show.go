@@ -66,6 +66,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"machine types", machines(info.GetGuestSupport().GetMachines())},
 		[2]string{"guests run", confinement(info.GetConfinement())},
 		[2]string{"load", now},
+		[2]string{"moves", output.Moves(h.GetSample())},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
 		[2]string{"address", address(info)},
 		[2]string{"relays", relays(env.Now(), h)},

@@ -37,7 +37,7 @@ var (
 				GuestSupport: &v1.GuestSupport{Machines: []string{"pc-i440fx-2.0", "pc-i440fx-7.2"}, Cpu: clusters[0].Platforms[0].Cpu,
 					Models: []*v1.CPUModel{{Name: "EPYC", Lacks: []string{"sha-ni"}}, {Name: "qemu64", Usable: true}}},
 				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
-			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},
+			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, Sample: &v1.HostSample{MigrationReceived: 25 << 20}, LastSeen: ago(2 * time.Second)},
 		{Meta: meta("b1"), State: v1.HostState_HOST_STATE_UNREACHABLE, LastSeen: ago(90 * time.Second),
 			Withdrawn: []*v1.Withdrawal{{Policy: "harvest", Since: ago(5 * time.Minute), Reason: "the owner is back: host.input_idle < duration(\"10s\")"},
 				{Policy: "maintenance", Since: ago(14 * time.Hour), Reason: "the window begins at 13:00"}},

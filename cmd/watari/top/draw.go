@@ -137,7 +137,7 @@ func draw(p *picture, s strips, width int) string {
 			add("%-14s %-8s %-12s %7s %7s %7s %7.4g  %s%9s  %s", name, site, output.State(h.State), "-", "-", "-", capacity(h), strip("/"+name), "-", withdrawn(p.at, h))
 		} else {
 			add("%-14s %-8s %-12s %7.2f %7.2f %7.2f %7.4g  %s%9s  %s", name, site, output.State(h.State), sample.CpuGuests, sample.CpuOwner, sample.CpuSystem,
-				capacity(h), strip("/"+name), output.Size(sample.MemoryAvailableBytes), joined("; ", withdrawn(p.at, h), activity(sample.GetOwner())))
+				capacity(h), strip("/"+name), output.Size(sample.MemoryAvailableBytes), joined("; ", withdrawn(p.at, h), moves(sample), activity(sample.GetOwner())))
 		}
 		for _, g := range p.on[name] {
 			use := p.samples[g.Meta.Uid]
@@ -177,6 +177,14 @@ func withdrawn(now time.Time, h *v1.Host) string {
 		return ""
 	}
 	return "withdrawn by " + strings.Join(parts, ", ")
+}
+
+// moves describes the traffic of moves: "moves in 25 MiB/s, out 0 B/s".
+func moves(s *v1.HostSample) string {
+	if text := output.Moves(s); text != "" {
+		return "moves " + text
+	}
+	return ""
 }
 
 // joined joins the parts that are not empty.

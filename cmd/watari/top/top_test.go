@@ -27,7 +27,7 @@ func guest(name, on string) *v1.Guest {
 func example() picture {
 	return newPicture(now, []*v1.Host{
 		host("b1", "b", nil),
-		host("a1", "a", &v1.HostSample{CpuGuests: 0.98, CpuOwner: 0.2, CpuSystem: 0.07, MemoryAvailableBytes: 12 << 30,
+		host("a1", "a", &v1.HostSample{CpuGuests: 0.98, CpuOwner: 0.2, CpuSystem: 0.07, MemoryAvailableBytes: 12 << 30, MigrationSent: 25 << 20,
 			Guests: []*v1.GuestSample{{Uid: "uid-md-0", Name: "md-0", Cpu: 0.98, MemoryBytes: 412 << 20, Received: 1 << 20, Sent: 3 << 20}},
 			Owner:  &v1.OwnerActivity{Users: []string{"ann"}, TerminalIdle: proto.Float64(3), InputIdle: proto.Float64(90)}}),
 	}, []*v1.Guest{guest("md-0", "a1"), guest("md-1", "b1")}, []*v1.Migration{
@@ -41,7 +41,7 @@ func TestThePicture(t *testing.T) {
 	want := `watari top   07:08:09   2 hosts, 2 guests, 1 move under way
 
 HOST           SITE     STATE         GUESTS   OWNER  SYSTEM      OF       FREE  OWNER'S ACTIVITY
-a1             a        ready           0.98    0.20    0.07       2     12 GiB  ann, typed 3s ago
+a1             a        ready           0.98    0.20    0.07       2     12 GiB  moves in 0 B/s, out 25 MiB/s; ann, typed 3s ago
   md-0                  running         0.98                       1    412 MiB  to b1, 43 %  in 1 MiB/s, out 3 MiB/s
 b1             b        ready              -       -       -       2          -
   md-1                  running            -                       1
@@ -57,7 +57,7 @@ func TestAWithdrawnHostSaysByWhichPolicyBeforeItsOwnersActivity(t *testing.T) {
 		h.Withdrawn = []*v1.Withdrawal{{Policy: "harvest", Since: timestamppb.New(now.Add(-125 * time.Second))}}
 	}
 	text := draw(&p, nil, 0)
-	for _, want := range []string{"12 GiB  withdrawn by harvest for 2m5s; ann, typed 3s ago\n", "-  withdrawn by harvest for 2m5s\n"} {
+	for _, want := range []string{"12 GiB  withdrawn by harvest for 2m5s; moves in 0 B/s, out 25 MiB/s; ann, typed 3s ago\n", "-  withdrawn by harvest for 2m5s\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
