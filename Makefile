@@ -99,7 +99,7 @@ test-full-units: lint test-unit test-pm test-guests ## unit tests and PM's tests
 test-full-lab: build ## tests of the whole system, with all faults (root)
 	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in a lab with real guests"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m ./test/
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 90m ./test/
 
 test-full-machines: build ## tests of the lab's whole hosts, of Debian 12 and 13 (root; minutes for the first of each)
 	@scripts/setup.sh build demo test whole
