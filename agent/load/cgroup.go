@@ -84,9 +84,22 @@ func (r *Reader) ownCores(machine int) uint32 {
 	return uint32(machine)
 }
 
-// memoryUsed returns the memory of the host's processes without file pages, bytes. /proc is the host's own, so it shows
+// memoryFor is how long the memory of the processes is taken for unchanged: reading it of each is most of a sample's cost.
+const memoryFor = 5 * time.Second
+
+// memoryUsed returns the memory that the host's processes had at most memoryFor ago, bytes.
+func (r *Reader) memoryUsed() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if since := r.now().Sub(r.memoryAt); since < 0 || since >= memoryFor {
+		r.memoryAt, r.memory = r.now(), r.memoryOfProcesses()
+	}
+	return r.memory
+}
+
+// memoryOfProcesses returns the memory of the host's processes without file pages, bytes. /proc is the host's own, so it shows
 // only the host's processes.
-func (r *Reader) memoryUsed() (used uint64) {
+func (r *Reader) memoryOfProcesses() (used uint64) {
 	found, _ := filepath.Glob(filepath.Join(r.Root, "proc/[0-9]*/status"))
 	for _, path := range found {
 		data, err := os.ReadFile(path)

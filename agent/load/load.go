@@ -36,6 +36,8 @@ type Reader struct {
 
 	mu          sync.Mutex
 	busy, total uint64 // of the last sample, clock ticks over all CPUs; of a control group, nanoseconds
+	memory      uint64 // of the processes of a control group at memoryAt, bytes
+	memoryAt    time.Time
 }
 
 // Topology fills in the properties that do not change while the host runs.

@@ -37,7 +37,7 @@ type timing struct {
 }
 
 var (
-	hostTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 2 * time.Second, 10 * time.Second, time.Second}
+	hostTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 4 * time.Second, 10 * time.Second, time.Second}
 	// The guest does not ping, so that an idle guest stays idle.
 	guestTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 0, 30 * time.Second, time.Second}
 )

@@ -29,7 +29,7 @@ type fakeHosts struct {
 	changed chan struct{}
 	running map[string]string                   // guest uid: host; a second copy is a failure
 	client  func() (connect.HTTPClient, error)  // nil: there is none
-	onSend  func(host string, w *v1.HostWanted) // nil: orders are not inspected
+	onSend  func(host string, w *v1.HostWanted) // called for orders that a host takes; nil: they are not inspected
 	t       *testing.T
 }
 
@@ -73,10 +73,14 @@ func (f *fakeHosts) HTTPClient(string) (connect.HTTPClient, error) {
 func (f *fakeHosts) Send(name string, w *v1.HostWanted) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	h := f.hosts[name]
+	if w.BootId != "" && w.BootId != h.report.GetInfo().GetBootId() {
+		return // sent before the host rebooted; agents refuse it, too
+	}
 	if f.onSend != nil {
 		f.onSend(name, w)
 	}
-	f.hosts[name].wanted = w
+	h.wanted = w
 	f.act(name)
 }
 

@@ -30,9 +30,6 @@ func TestAHostThatLosesPowerAfterAGrantIsNotToldTheOldOrderAgain(t *testing.T) {
 	f.until("granted", func(s *store.Snapshot) bool { return s.Guests["md-0"].Host == "a1" })
 	f.hosts.with("a1", func(h *fakeHost) {
 		f.hosts.onSend = func(host string, w *v1.HostWanted) {
-			if w.BootId != "a1-boot-2" {
-				t.Errorf("an order for boot %q was sent to a host of boot a1-boot-2", w.BootId)
-			}
 			for _, g := range w.Guests {
 				if g.Role == v1.GuestRole_GUEST_ROLE_RUN && g.Epoch == 1 {
 					t.Errorf("the host was told to run epoch 1, which was granted to its boot of before")
