@@ -313,9 +313,17 @@ func (d division) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Disproportion returns the fraction by which the slowest host of an abstract cluster would be faster with another division.
+// Disproportion returns the fraction by which the slowest host of an abstract cluster would be faster with another division. It
+// is 0 if the hosts that may have guests of the cluster have no room for all of them.
 func (e *Explainer) Disproportion(c *v1.Cluster) float64 {
 	d := e.divide(c)
+	places := 0
+	for i, s := range d.shares {
+		places += d.counts[i] - s.Has
+	}
+	if places < 0 {
+		return 0
+	}
 	return d.now()/max(placement.Slowest(d.counts, d.shares), math.SmallestNonzeroFloat64) - 1
 }
 

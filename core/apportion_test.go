@@ -64,6 +64,20 @@ func TestAbstractProcessorsAreDividedAsThePaper(t *testing.T) {
 	h.expectDivided("7:3:6", 2*time.Minute) // and stay
 }
 
+// Guests stay on hosts that become spares if other hosts have no room for them.
+func TestAbstractProcessorsStayWhenAllHostsAreSpares(t *testing.T) {
+	h := newAbstract(t)
+	h.expectDivided("7:3:6", 5*time.Second)
+	for _, name := range []string{"a1", "a2", "b1"} {
+		h.change(name, func(host *v1.Host) { host.Spare = true })
+	}
+	h.expectDivided("7:3:6", 2*time.Minute)
+	e := Explainer{Objects: h.objects, Reports: h.reports(), Now: h.now}
+	if by := e.Disproportion(h.objects.Clusters["md"]); by != 0 {
+		t.Errorf("the slowest host could be %.0f %% faster", 100*by)
+	}
+}
+
 // Guests move only to a division that has been better by enough, and for long enough.
 func TestAbstractProcessorsMoveWhenSpeedsChange(t *testing.T) {
 	h := newAbstract(t)

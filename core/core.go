@@ -134,7 +134,7 @@ type Core struct {
 	// copyKey.
 	noRoom map[string]time.Time
 	looked map[string]time.Time // when policy locality has last looked at a cluster, by name
-	last   time.Time            // of the last decision
+	last   time.Time            // time of day of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
 	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
@@ -185,10 +185,11 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
-	if w.Now.Before(c.last) { // the clock was set back: what was due may not be due now
+	day := w.Now.Round(0)   // without the monotonic time, which never goes back
+	if day.Before(c.last) { // the clock was set back: what was due may not be due now
 		c.index.everything = true
 	}
-	c.last = w.Now
+	c.last = day
 	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
 		due := !w.Now.Before(at)
 		if due {

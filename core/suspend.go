@@ -72,7 +72,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	cluster := p.Clusters[g.Cluster]
 	guests := p.index.guestsOf(g.Cluster)
 	latest := latestCheckpoint(p.Objects, cluster, nil)
-	if latest != nil && latest.Suspends && latest.Taken.AsTime().After(w.Since.AsTime()) && sameMembers(latest, guests) == "" {
+	if latest != nil && p.savedSince(cluster, latest, w) && sameMembers(latest, guests) == "" {
 		if by := latest.Ended.AsTime().Add(suspendCopied); p.index.uncopied[latest] && p.Now.Before(by) && p.awaitsCopies(latest) {
 			p.again = earlier(p.again, by)
 			return
@@ -94,7 +94,8 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		return
 	}
 	for c := range p.index.checkpointsOf[checkpointsKey(cluster)] {
-		if next := c.Ended.AsTime().Add(suspendAgain); c.Suspends && p.Now.Before(next) {
+		ended := c.Ended.AsTime() // in the future: the clock was set back
+		if next := ended.Add(suspendAgain); c.Suspends && !ended.After(p.Now) && p.Now.Before(next) {
 			p.again = earlier(p.again, next)
 			return
 		}
@@ -105,6 +106,13 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	c.write(Create, made)
 	c.write(Expect, cluster)
 	p.propose(checkpointsKey(cluster), c)
+}
+
+// savedSince reports whether a checkpoint was taken to suspend its cluster during a withdrawal. A checkpoint to which the cluster
+// has gone back was taken for an earlier one, and so was a checkpoint with a time in the future: the clock was set back since.
+func (p *pass) savedSince(cluster *v1.Cluster, c *v1.Checkpoint, w *v1.Withdrawal) bool {
+	taken := c.Taken.AsTime()
+	return c.Suspends && taken.After(w.Since.AsTime()) && !taken.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid
 }
 
 // awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.

@@ -163,7 +163,7 @@ func TestWhatIsNotSuspended(t *testing.T) {
 		"a cluster without a key pair": func(h *household) { h.objects.Clusters["md"].CheckpointRecipient = "" },
 		"a cluster saved a moment ago": func(h *household) {
 			h.saved("md-c7", 0, func(c *v1.Checkpoint) {
-				c.State, c.Suspends, c.Ended = v1.CheckpointState_CHECKPOINT_STATE_FAILED, true, timestamppb.New(h.now.Add(130*time.Second))
+				c.State, c.Suspends, c.Ended = v1.CheckpointState_CHECKPOINT_STATE_FAILED, true, timestamppb.New(h.now.Add(90*time.Second))
 			})
 		},
 	} {

@@ -139,6 +139,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		}
 		s.checkMove(now, before.Migrations[name], m)
 	}
+	s.noteWithdrawals(before, now)
 	s.checkLosses(before, now)
 	s.checkTogether(before, now)
 	s.checkRelays(before, now)
@@ -227,6 +228,9 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 		}
 		s.granted[key] = g.Host
 	}
+	if g.Host != "" && was.GetHost() == "" {
+		s.checkSpare(now, g)
+	}
 	if was == nil || was.Host == "" || was.Host == g.Host && was.Epoch == g.Epoch {
 		return
 	}
@@ -239,6 +243,18 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 		return
 	}
 	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
+}
+
+// checkSpare checks a guest that has got a host: a spare takes only guests that were lost elsewhere, or that are restored. A
+// recovery takes guests up where they run.
+func (s *Sim) checkSpare(now *core.Objects, g *v1.Guest) {
+	if !now.Hosts[g.Host].GetSpare() || s.recovering {
+		return
+	}
+	s.count("a spare takes a guest")
+	if r := now.Clusters[g.Cluster].GetRestore(); g.Restarts == 0 && (r == nil || r.Ended != nil) {
+		s.violate("guest %s was not lost, and is placed on host %s, which is a spare", g.Meta.Name, g.Host)
+	}
 }
 
 // checkRoom checks that a host was given no more guests than it has memory for. A waiting move takes no memory yet.

@@ -29,7 +29,7 @@ type host struct {
 	info      *v1.HostInfo // of a replayed host; nil: it is made up
 	boot      string
 	powers    int           // how often it was switched on
-	offset    time.Duration // of its clock
+	offset    time.Duration // of its time of day
 	cut       bool          // it cannot reach managers
 	drift     int           // thousandths by which its clock is too fast
 	poweredAt time.Time
@@ -119,13 +119,12 @@ func newHost(s *Sim, name string) *host {
 		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}}
 }
 
-// now returns the host's time of day. It also tells the agent the time since the boot, because each call of the agent needs
-// both.
+// now returns the host's time. It also tells the agent the time since the boot, because each call of the agent needs both.
 func (h *host) now() time.Time {
 	if h.agent != nil {
 		h.agent.Clock(h.clock())
 	}
-	return h.sim.now.Add(h.offset)
+	return h.sim.reading(h.offset, h.clock())
 }
 
 // power switches the host on.
@@ -252,7 +251,7 @@ func (h *host) pump() {
 		return
 	}
 	if wake := h.agent.Wake(); !wake.IsZero() {
-		at := wake.Add(-h.offset)
+		at := h.sim.now.Add(wake.Sub(h.now()))
 		if at.Before(h.sim.now.Add(time.Millisecond)) {
 			at = h.sim.now.Add(time.Millisecond)
 		}

@@ -199,8 +199,14 @@ func (s *Sim) checkLosses(before, now *core.Objects) {
 			continue
 		}
 		back := c.Restore.GetId() != was.Restore.GetId() && (c.Restore.GetLosses() > 0 || c.Restore.GetPolicy() != "")
-		if back && c.Restore.Policy != "" && !savedForOwners(now, c) {
-			s.violate("policy %s suspends cluster %s, which goes back to %s: that was not made for it", c.Restore.Policy, name, c.Restore.Checkpoint)
+		if back && c.Restore.Policy != "" {
+			s.count("a cluster is suspended")
+			if !s.savedForOwners(now, c) {
+				s.violate("policy %s suspends cluster %s, which goes back to %s: that was not made for it", c.Restore.Policy, name, c.Restore.Checkpoint)
+			}
+		}
+		if done := v1.RestoreState_RESTORE_STATE_DONE; c.Restore.GetPolicy() != "" && c.Restore.State == done && was.Restore.GetState() != done {
+			s.count("a suspended cluster goes on")
 		}
 		for _, g := range core.GuestsOf(now, name) {
 			old := before.Guests[g.Meta.Name]
@@ -214,11 +220,14 @@ func (s *Sim) checkLosses(before, now *core.Objects) {
 }
 
 // savedForOwners reports whether a cluster goes back to a checkpoint that was taken after the owner of one of its hosts had
-// come back.
-func savedForOwners(o *core.Objects, c *v1.Cluster) bool {
+// come back. It compares the real times, because managers' clocks may have jumped.
+func (s *Sim) savedForOwners(o *core.Objects, c *v1.Cluster) bool {
 	from := o.Checkpoints[c.Restore.Checkpoint]
-	return from.GetSuspends() && slices.ContainsFunc(core.GuestsOf(o, c.Meta.Name), func(g *v1.Guest) bool {
-		w := policy.Withdrawn(o.Hosts[g.Host], policy.HarvestName)
-		return w != nil && from.Taken.AsTime().After(w.Since.AsTime())
+	if !from.GetSuspends() || s.restored {
+		return s.restored
+	}
+	return slices.ContainsFunc(core.GuestsOf(o, c.Meta.Name), func(g *v1.Guest) bool {
+		taken := s.cut(from.Meta.Uid).taken[g.Meta.Uid]
+		return policy.Withdrawn(o.Hosts[g.Host], policy.HarvestName) != nil && taken.After(s.withdrawnAt[g.Host])
 	})
 }

@@ -51,7 +51,7 @@ func (h *host) dial() {
 	if h.prefers != nil && !h.prefers.dead {
 		m = h.prefers
 	}
-	if m == nil || m.dead || h.cut {
+	if m == nil || m.dead || h.cut || s.siteCut(h.site) {
 		again()
 		return
 	}
@@ -81,6 +81,14 @@ func (h *host) dial() {
 	s.tell(h.name, "connects to %s", m.name)
 	h.report()
 	h.sample(c)
+}
+
+// cutOff cuts a host off from managers, until cut is cleared.
+func (h *host) cutOff() {
+	h.cut = true
+	if h.link != nil {
+		h.link.cut("the line is cut")
+	}
 }
 
 func (m *manager) objects() *core.Objects {

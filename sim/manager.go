@@ -24,7 +24,7 @@ type manager struct {
 	dead  bool // killed
 	// stale: another manager leads, and this one has not noticed. It sees an old snapshot, and writes nothing.
 	stale   *core.Objects
-	offset  time.Duration // of its clock
+	offset  time.Duration // of its time of day
 	hosts   map[string]*connection
 	planned bool // a pass is planned
 	busy    bool // changes are being written
@@ -44,7 +44,7 @@ type manager struct {
 // lead starts a manager, which leads at once.
 func (s *Sim) lead() {
 	s.managers++
-	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}, meter: s.newMeter()}
+	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}, meter: s.newMeter(), ledAt: s.now}
 	if s.foresight != nil && s.foresight.stale > 0 {
 		m.signals.watcher.Stale = s.foresight.stale
 	}
@@ -61,7 +61,7 @@ func (s *Sim) lead() {
 		config.FenceAfter = fenceAfter
 	}
 	m.core = core.New(config)
-	m.ledAt, m.leases, m.heard = s.now, core.Leases{}, map[string]hostTime{}
+	m.leases, m.heard = core.Leases{}, map[string]hostTime{}
 	m.fencing = map[string]bool{}
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
@@ -75,7 +75,7 @@ func identify(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time
 	return &v1.Identity{GuestUid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Epoch: epoch, Address: g.Address}, time.Time{}
 }
 
-func (m *manager) now() time.Time { return m.sim.now.Add(m.offset) }
+func (m *manager) now() time.Time { return m.sim.reading(m.offset, m.clock()) }
 
 // kill ends a manager, and all its connections.
 func (m *manager) kill() {

@@ -88,6 +88,41 @@ func (h *host) comeBack(d time.Duration) {
 	}
 }
 
+// allComeBack makes the owners of all hosts use them at the same time. It lasts long enough for clusters to be suspended.
+func (s *Sim) allComeBack(d time.Duration) {
+	for _, name := range s.names {
+		s.hosts[name].comeBack(10*time.Second + d)
+	}
+}
+
+// wrongPolicies are policy texts with errors.
+var wrongPolicies = []string{
+	"harvest: {suspend_after: soon}\n",
+	"harvest: [\n",
+	"harvester: {}\n",
+	"balance: {}\npack: {}\n",
+	"owners:\n- match: host.lent &&\n  busy:\n  - when: host.owner_cpu > 1.0\n  idle: {when: host.owner_cpu < 1.0}\n",
+	"maintenance: {windows: [{match: 'true', begin: 2030-01-01 00:00, end: 2029-01-01 00:00}]}\n",
+}
+
+// applyWrongPolicy asks for a policy with an error. It is refused, and the policy in force stays.
+func (s *Sim) applyWrongPolicy(pick int) {
+	text, before := wrongPolicies[pick%len(wrongPolicies)], core.InForce(s.store.objects)
+	granted := s.admit(func(a *core.Admission) (core.Change, error) { return a.ApplyPolicy(&v1.ApplyPolicyRequest{Text: text}) })
+	if granted || core.InForce(s.store.objects) != before {
+		s.violate("a policy with an error is in force: %q", text)
+	}
+}
+
+// noteWithdrawals notes which hosts a change withdraws because of their owners.
+func (s *Sim) noteWithdrawals(before, now *core.Objects) {
+	for name, h := range now.Hosts {
+		if was := before.Hosts[name]; was != h && policy.Withdrawn(h, policy.HarvestName) != nil && policy.Withdrawn(was, policy.HarvestName) == nil {
+			s.withdrawnAt[name] = s.now
+		}
+	}
+}
+
 // checkMove checks a move that a policy asks for, and again when a waiting move begins. Unless the move rebalances guests,
 // guests have to leave its source. When the move was asked for, its target took guests.
 func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {

@@ -171,7 +171,7 @@ func (s *Sim) checkRelays(before, now *core.Objects) {
 			if relay == a || relay == b || relay.behind.plain || !relay.open(a) || !relay.open(b) {
 				s.violate("host %s was chosen to relay between %s, and cannot", r.Relay, pair)
 			}
-			if was != nil && s.hosts[was.Relay] != nil && now.Hosts[was.Relay] != nil && s.faulty == false && r.Since.AsTime().Sub(was.Since.AsTime()) < 5*time.Second {
+			if was != nil && s.hosts[was.Relay] != nil && now.Hosts[was.Relay] != nil && s.faulty == false && !s.jumped && r.Since.AsTime().Sub(was.Since.AsTime()) < 5*time.Second {
 				s.violate("the relay between %s flaps: %s, and then %s", pair, was.Relay, r.Relay)
 			}
 		}

@@ -36,15 +36,18 @@ var kinds = []struct {
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
 	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2}, {"hosts lack memory", 5},
+	{"cut off site", 3}, {"cut off site for a minute", 1}, {"cut off site for good", 1}, {"lose site", 1}, {"all owners come back", 4},
+	{"connection flaps", 2}, {"owner flaps", 2}, {"agent flaps", 2}, {"clock jumps far", 3}, {"manager's clock jumps far", 2},
+	{"apply a wrong policy", 2}, {"spare", 2},
 }
 
 // requests are the kinds of steps in which users ask a manager for something.
 var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true, "quarantine": true,
-	"checkpoint": true, "restore": true}
+	"checkpoint": true, "restore": true, "apply a wrong policy": true, "spare": true}
 
 // away are the kinds of steps that put a host out of reach.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
-	"vouch wrongly", "quarantine"}
+	"vouch wrongly", "quarantine", "cut off site", "cut off site for a minute", "cut off site for good", "lose site", "connection flaps", "agent flaps"}
 
 // ballast is the number of vital writes for which a full disk has reserved space.
 const ballast = 3
@@ -75,8 +78,12 @@ func planOf(seed uint64) []Step {
 				break
 			}
 		}
-		plan = append(plan, Step{At: time.Duration(rng.Int64N(int64(chaosFor))), Kind: kind, On: host(), Other: host(), Pick: rng.IntN(1000),
-			For: time.Duration(rng.Int64N(int64(20 * time.Second)))})
+		step := Step{At: time.Duration(rng.Int64N(int64(chaosFor))), Kind: kind, On: host(), Other: host(), Pick: rng.IntN(1000),
+			For: time.Duration(rng.Int64N(int64(20 * time.Second)))}
+		if d, is := siteCuts[kind]; is {
+			step.For = d
+		}
+		plan = append(plan, step)
 	}
 	slices.SortStableFunc(plan, func(a, b Step) int { return int(a.At - b.At) })
 	return plan
@@ -95,6 +102,7 @@ func (s *Sim) perform(step Step) {
 		}
 		return
 	}
+	s.count(step.Kind)
 	switch step.Kind {
 	case "create":
 		s.createCluster(step.Pick)
@@ -124,6 +132,12 @@ func (s *Sim) perform(step Step) {
 		later(func() { s.undrain(step.On) })
 	case "owner comes back":
 		h.comeBack(step.For)
+	case "all owners come back":
+		s.allComeBack(step.For)
+	case "apply a wrong policy":
+		s.applyWrongPolicy(step.Pick)
+	case "spare":
+		s.admit(func(a *core.Admission) (core.Change, error) { return a.SpareHost(step.On, step.Pick%3 != 0) })
 	case "alter files":
 		s.alterFiles(h, step.Pick)
 	case "no room for copies":
@@ -142,20 +156,23 @@ func (s *Sim) perform(step Step) {
 		h.crash()
 		later(h.power)
 	case "cut from managers":
-		h.cut = true
-		if h.link != nil {
-			h.link.cut("the line is cut")
-		}
+		h.cutOff()
 		later(func() { h.cut = false })
+	case "cut off site", "cut off site for a minute", "cut off site for good":
+		s.cutSite(h.site, step.For)
+	case "lose site":
+		s.loseSite(h.site)
+	case "connection flaps":
+		s.flap(step, h.cutOff, func() { h.cut = false })
+	case "owner flaps":
+		s.flap(step, func() { h.comeBack(0) }, func() {})
+	case "agent flaps":
+		s.flap(step, h.killAgent, h.startAgent)
 	case "cut from host":
 		if step.On != step.Other {
 			key := step.On + " " + step.Other
 			s.partitions[key] = true
-			for _, t := range append([]*transfer(nil), s.transfers...) {
-				if s.apart(t.source, t.target) {
-					s.after(s.between(0, 5*time.Second), func() { s.breakOff(t, "the line is cut") })
-				}
-			}
+			s.breakApart()
 			later(func() { delete(s.partitions, key) })
 		}
 	case "kill manager":
@@ -198,6 +215,11 @@ func (s *Sim) perform(step Step) {
 	case "manager's clock jumps":
 		s.jumped = true
 		s.manager.offset += time.Duration(step.Pick-500) * 100 * time.Millisecond
+	case "clock jumps far":
+		h.offset += jumpFar(step.Pick)
+	case "manager's clock jumps far":
+		s.jumped = true
+		s.manager.offset += jumpFar(step.Pick)
 	case "boot id changes": // the agent reads another boot id; the host goes on
 		if h.up && !h.makes() {
 			h.killAgent()
@@ -221,6 +243,19 @@ func (s *Sim) perform(step Step) {
 		s.vouchWrongly(h, step.For)
 	default:
 		panic("sim: no such step: " + step.Kind)
+	}
+}
+
+// flap makes something go away and come back several times, at short intervals.
+func (s *Sim) flap(step Step, goes, comes func()) {
+	every := 200*time.Millisecond + step.For/10
+	for i := range 3 + step.Pick%3 {
+		s.after(time.Duration(2*i)*every, func() {
+			if s.faulty && !s.now.Before(s.calmUntil) {
+				goes()
+			}
+		})
+		s.after(time.Duration(2*i+1)*every, comes)
 	}
 }
 
@@ -472,10 +507,7 @@ func (s *Sim) vouchWrongly(h *host, d time.Duration) {
 	if len(s.store.objects.Hosts) < 3 {
 		return
 	}
-	h.cut = true
-	if h.link != nil {
-		h.link.cut("the line is cut")
-	}
+	h.cutOff()
 	s.after(5*time.Second, func() {
 		before := s.store.objects.Hosts[h.name]
 		s.removeLost(h)
@@ -493,8 +525,8 @@ func (s *Sim) vouchWrongly(h *host, d time.Duration) {
 	})
 }
 
-// evictWithin is how long a host that was wrongly removed may run its guests once it has been told. Its clock may jump back
-// by most of that time, and the clock decides when a failed act is tried again.
+// evictWithin is how long a host that was wrongly removed may run its guests once it has been told. A machine waits for up to
+// a minute for the end of a transfer, and tries failed acts again.
 const evictWithin = 90 * time.Second
 
 // checkEvicted checks that a removed host has ended its guests.

@@ -32,6 +32,7 @@ func (s *Sim) putBack() {
 	if s.zombie != nil && !s.zombie.dead {
 		s.zombie.kill()
 	}
+	s.cutUntil = map[string]time.Time{}
 	for _, name := range s.names {
 		h := s.hosts[name]
 		h.cut = false

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// chaosFor is how long users act and faults happen.
+	// chaosFor is how long users act and faults begin.
 	chaosFor = 60 * time.Second
 	// settleWithin is how long everything may take to settle afterwards.
 	settleWithin = 5 * time.Minute
@@ -55,16 +55,20 @@ type Sim struct {
 	fencing         bool // managers can switch hosts off
 	oracle          bool // each decision is compared with a full one
 	unreadable      map[string]bool
-	partitions      map[string]bool     // "a b": these hosts cannot reach each other
-	cuts            map[string]*cutSeen // what really happened in checkpoints, by their uid
-	bases           map[fileOf]string   // the checkpoints on which files build
-	everyIncrement  bool                // all agents restore increments
-	made            map[string]bool     // volumes that were ready once, by uid
-	unwantedVolumes map[string]bool     // volumes that their users have deleted
-	creates         map[string]int      // calls under way that create a domain, by host, boot and guest
+	partitions      map[string]bool      // "a b": these hosts cannot reach each other
+	cutUntil        map[string]time.Time // until when a site is cut off
+	cuts            map[string]*cutSeen  // what really happened in checkpoints, by their uid
+	bases           map[fileOf]string    // the checkpoints on which files build
+	everyIncrement  bool                 // all agents restore increments
+	made            map[string]bool      // volumes that were ready once, by uid
+	unwantedVolumes map[string]bool      // volumes that their users have deleted
+	creates         map[string]int       // calls under way that create a domain, by host, boot and guest
 
 	transfers   []*transfer
 	connections uint64
+
+	counts      map[string]int       // how often each kind of step, and some of what follows, has happened
+	withdrawnAt map[string]time.Time // when a host was last withdrawn because of its owner
 
 	started   map[string]string // where an epoch was started
 	granted   map[string]string // to whom an epoch was granted
@@ -99,7 +103,9 @@ type Result struct {
 	Simulated time.Duration
 	Events    uint64
 	Plan      []Step
-	Dialogue  []string // only where it was asked for
+	// Counts says how often each kind of step was done, and how often some of what follows has happened.
+	Counts   map[string]int
+	Dialogue []string // only where it was asked for
 }
 
 // Run runs the plan of a seed.
@@ -129,7 +135,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 		})
 	}
 	s.faulty = true
-	s.until(start.Add(chaosFor))
+	s.until(start.Add(endOfFaults(plan)))
 	s.heal()
 	deadline := s.now.Add(settleWithin)
 	why := "not looked at"
@@ -143,14 +149,15 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	if why != "" {
 		s.violate("it has not settled within %v: %s", settleWithin, why)
 	}
-	return Result{Seed: seed, Violation: s.violation, Simulated: s.now.Sub(start), Events: s.serial, Plan: plan}
+	return Result{Seed: seed, Violation: s.violation, Simulated: s.now.Sub(start), Events: s.serial, Plan: plan, Counts: s.counts}
 }
 
 // newSim makes an empty simulation.
 func newSim(seed uint64, log func(string, ...any)) *Sim {
 	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, bases: map[fileOf]string{}, unwantedVolumes: map[string]bool{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown,
+		cutUntil: map[string]time.Time{}, counts: map[string]int{}, withdrawnAt: map[string]time.Time{}}
 }
 
 // until runs all events up to a time, or to the first violation.
@@ -179,7 +186,7 @@ func (s *Sim) begin(seed uint64, policies string) {
 		h := newHost(s, name)
 		h.drift = int((seed/11+7*uint64(i))%(2*drift+1)) - drift
 		s.hosts[name] = h
-		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
+		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}, Spare: isSpare(seed, i)}))
 		h.uid = s.store.objects.Hosts[name].Meta.Uid
 	}
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
@@ -195,6 +202,14 @@ func (s *Sim) begin(seed uint64, policies string) {
 	}
 	s.tidy()
 }
+
+// isSpare tells whether a host of a seed is a spare from the start.
+func isSpare(seed uint64, host int) bool {
+	return seed%4 == 1 && host >= 2 && host == hostsOf(seed)-1
+}
+
+// count notes that something has happened.
+func (s *Sim) count(what string) { s.counts[what]++ }
 
 // tidy deletes hosts that are being removed once nothing depends on them, and repeats itself.
 func (s *Sim) tidy() {
@@ -213,7 +228,7 @@ func (s *Sim) wake() { s.manager.poke() }
 
 // apart tells whether two hosts cannot reach each other.
 func (s *Sim) apart(a, b *host) bool {
-	return s.partitions[a.name+" "+b.name] || s.partitions[b.name+" "+a.name]
+	return s.partitions[a.name+" "+b.name] || s.partitions[b.name+" "+a.name] || a.site != b.site && (s.siteCut(a.site) || s.siteCut(b.site))
 }
 
 func create(o core.Object) core.Change {
@@ -230,7 +245,7 @@ func (m *manager) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 func (s *Sim) heal() {
 	s.tell("sim", "nothing breaks any more")
 	s.faulty, s.pattern = false, steady
-	s.unreadable, s.partitions = map[string]bool{}, map[string]bool{}
+	s.unreadable, s.partitions, s.cutUntil = map[string]bool{}, map[string]bool{}, map[string]time.Time{}
 	if s.zombie != nil && !s.zombie.dead {
 		s.zombie.kill()
 	}
@@ -249,6 +264,9 @@ func (s *Sim) heal() {
 		h.startAgent()
 		if o := s.store.objects.Hosts[name]; o != nil && o.Draining && o.Meta.Deleting == nil {
 			s.undrain(name)
+		}
+		if o := s.store.objects.Hosts[name]; o.GetSpare() && o.Meta.Deleting == nil { // else there may be no room for all guests
+			s.admit(func(a *core.Admission) (core.Change, error) { return a.SpareHost(name, false) })
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -62,7 +63,7 @@ func (s *Sim) commit(term uint64, change core.Change) error {
 			if meta.Uid == "" {
 				meta.Uid = s.store.uid()
 			}
-			meta.Created = timestamppb.New(s.now)
+			meta.Created = timestamppb.New(s.storesTime())
 		}
 		written.Ops = append(written.Ops, core.Op{Kind: op.Kind, Object: object})
 	}
@@ -78,6 +79,14 @@ func (s *Sim) commit(term uint64, change core.Change) error {
 	}
 	s.checkCommit(o, next)
 	return nil
+}
+
+// storesTime returns the time of day that a new object gets: that of the leading manager.
+func (s *Sim) storesTime() time.Time {
+	if s.manager == nil {
+		return s.now
+	}
+	return s.manager.now()
 }
 
 // stored returns the object of the same kind and name; nil: there is none.

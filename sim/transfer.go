@@ -181,10 +181,7 @@ func (s *Sim) struck(t *transfer) {
 		t.end(machine.Result{Err: errBroken})
 	case strikeSourceAfterItRanOn:
 		if c := t.source.copies[t.uid]; c != nil {
-			t.source.cut = true
-			if t.source.link != nil {
-				t.source.link.cut("the line is cut")
-			}
+			t.source.cutOff()
 			s.runs(t.source, c)
 			t.source.event(t.uid)
 			t.stage = over

@@ -20,6 +20,8 @@ type report struct {
 	SimulatedHours float64     `json:"simulated_hours"`
 	WallS          float64     `json:"wall_s"`
 	Violations     []violation `json:"violations"`
+	// Counts says how often each kind of request and fault has occurred in all seeds together, and some of what follows.
+	Counts map[string]int `json:"counts"`
 }
 
 type violation struct {
@@ -65,7 +67,7 @@ func main() {
 // explore runs seeds on all processors.
 func explore(from uint64, n int, first bool) report {
 	var mu sync.Mutex
-	r := report{Violations: []violation{}}
+	r := report{Violations: []violation{}, Counts: map[string]int{}}
 	begun, next := time.Now(), from
 	var group sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -83,6 +85,9 @@ func explore(from uint64, n int, first bool) report {
 				mu.Lock()
 				r.Seeds++
 				r.SimulatedHours += result.Simulated.Hours()
+				for what, n := range result.Counts {
+					r.Counts[what] += n
+				}
 				if result.Violation != "" {
 					r.Violations = append(r.Violations, violation{seed, result.Violation})
 					if !first {

@@ -24,7 +24,9 @@ var mutants = []mutant{
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = at\n", "		_ = at\n"}}},
 	// Suspension.
-	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "latest.Suspends && latest.Taken.AsTime().After(w.Since.AsTime()) && ", ""}}},
+	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "p.savedSince(cluster, latest, w) && ", ""}}},
+	{"a cluster is suspended twice with one checkpoint", []edit{{"core/suspend.go",
+		" && !taken.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid", ""}}},
 	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
 	// Checkpoints.
 	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go", "STATE_STOPPING:  {stopped, ready,", "STATE_STOPPING:  {ready, ready,"}}},
@@ -62,6 +64,8 @@ var mutants = []mutant{
 	{"locality moves guests that cool down", []edit{{"core/locality.go",
 		"	return l.whyForbidden(g, policy.LocalityName)\n", "	return \"\"\n"}}},
 	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
+	{"a policy with an error comes into force", []edit{{"core/admission_policies.go",
+		"	if _, err := policy.Parse(text); err != nil {\n", "	if _, err := policy.Parse(text); err != nil && text == \"\" {\n"}}},
 	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && m == nil"}}},
 	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		p.beginMove(", "	for _, m := range plan.Moves[:1] {\n		p.beginMove("}}},
 	// Orders and evidence.
@@ -135,6 +139,8 @@ var mutants = []mutant{
 		`	for _, uid := range slices.Sorted(maps.Keys(loaded.Unread)) {`, `	for _, uid := range slices.Sorted(maps.Keys(loaded.Unread))[:0] {`}}},
 	{"room at a move's target is not counted", []edit{{"core/placing.go",
 		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
+	{"a spare takes any guest", []edit{{"placement/placement.go",
+		`refuse(h.Spare && !r.Standby, `, `refuse(h.Spare && !r.Standby && r.Exclude != nil, `}}},
 	// Admission.
 	{"a quota leaves guests out that exist already", []edit{{"core/admission_clusters.go",
 		`usedVCPUs, usedMemory := used(s, owner)`, `usedVCPUs, usedMemory := uint64(0), uint64(0)`}}},
@@ -142,6 +148,7 @@ var mutants = []mutant{
 		`if p, err := netip.ParsePrefix(c.Prefix); err == nil && p.Addr().Is4() {`, `if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Meta.GetDeleting() == nil {`}}},
 	{"a host is fenced that is connected", []edit{{"core/admission_hosts.go", `case lost && connected:`, `case lost && connected && h == nil:`}}},
 	// What has changed.
+	{"a clock that is set back is not noticed", []edit{{"core/core.go", "	if day.Before(c.last) {", "	if false {"}}},
 	{"a guest is let go before its host has taken up that it is not wanted", []edit{{"core/core.go",
 		`return connected && sent != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= sent.Generation`,
 		`return connected && (sent != nil || report != nil)`}}},
