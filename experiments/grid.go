@@ -95,7 +95,7 @@ func network(o Options) (*Result, error) {
 		return nil, err
 	}
 	// Rank 0 alone writes a result.
-	pingPong := []string{"sh", "-c", fmt.Sprintf("f=$(mktemp) && NPmpi -u %d -n 8 -o $f >&2 && cat $f; rm -f $f", mostBytes)}
+	pingPong := []string{"sh", "-c", fmt.Sprintf("f=$(mktemp) && NPopenmpi -u %d -n 8 -o $f >&2 && cat $f; rm -f $f", mostBytes)}
 	hosts := func(pair string) func() (string, error) {
 		return func() (string, error) { return onHosts(s, pair, pingPong) }
 	}
@@ -152,12 +152,15 @@ func onHosts(s *system.System, hosts string, program []string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(dir)
-	// mpirun starts its daemons on hosts by "rsh HOST COMMAND...".
-	inHost, shell := s.Command(context.Background(), "lab", "exec", "--name", "experiments").Args, filepath.Join(dir, "rsh")
-	if err := os.WriteFile(shell, fmt.Appendf(nil, "#!/bin/sh\nhost=$1; shift\nexec '%s' \"$host\" -- sh -c \"$*\"\n", strings.Join(inHost, "' '")), 0o755); err != nil {
+	// mpirun starts its daemons on hosts by "ssh [OPTIONS...] HOST COMMAND...". The daemons look for a program of this name, too.
+	inHost := s.Command(context.Background(), "lab", "exec", "--name", "experiments").Args
+	script := fmt.Appendf(nil, "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\nhost=$1; shift\nexec '%s' \"$host\" -- sh -c \"$*\" </dev/null\n", strings.Join(inHost, "' '"))
+	if err := os.WriteFile(filepath.Join(dir, "ssh"), script, 0o755); err != nil {
 		return "", err
 	}
-	mpirun := exec.Command("mpirun", append([]string{"--allow-run-as-root", "--host", hosts, "--mca", "plm_rsh_agent", shell, "--mca", "btl", "tcp,self"}, program...)...)
+	// The hosts have the same processors, so that mpirun would bind both ranks to the same one.
+	mpirun := exec.Command("mpirun", append([]string{"--allow-run-as-root", "--timeout", "600", "--bind-to", "none", "--host", hosts, "--mca", "btl", "tcp,self"}, program...)...)
+	mpirun.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 	var said bytes.Buffer
 	mpirun.Stderr = &said
 	out, err := mpirun.Output()
