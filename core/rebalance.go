@@ -351,9 +351,13 @@ func (p *pass) rebalance() {
 			c, group = Change{}, m.Group
 		}
 		p.begin(&c, places, m)
-		if last := i == len(plan)-1 || m.Group == 0 || plan[i+1].Group != m.Group; last && !p.touches(c) && !p.full() {
-			p.propose("guest/"+places.guests[m.Guest].Meta.Name, c)
+		if last := i == len(plan)-1 || m.Group == 0 || plan[i+1].Group != m.Group; !last {
+			continue
 		}
+		if p.touches(c) || p.full() {
+			return // the next moves were planned with this one, and may gain too little without it
+		}
+		p.propose("guest/"+places.guests[m.Guest].Meta.Name, c)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
@@ -64,6 +65,31 @@ func TestGuestsThatWaitMoveToIdleHosts(t *testing.T) {
 	}
 	if got := h.explained("md-0"); !strings.Contains(got, "b1: balance would gain -0.0") {
 		t.Errorf("it is explained by\n%s", got)
+	}
+}
+
+// The moves of a plan gain together. If one of them is not begun, neither are those that were planned after it.
+func TestAPlanEndsAtAMoveThatIsNotBegun(t *testing.T) {
+	h := small(t, "balance: {}\n", 8)
+	for i := range 4 {
+		g := h.objects.Guests[fmt.Sprintf("md-%d", 4+i)]
+		g.Host, g.BootId = "b1", "boot-b1"
+	}
+	h.pass(0)
+	h.use(1, nil)
+	reports := h.reports()
+	info := proto.CloneOf(reports["a1"].Report.Info)
+	info.LanAddress = "192.0.2.1"
+	reports["a1"].Report.Info = info
+	for _, c := range h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: reports, Usage: h.usage}).Changes {
+		if c.Key != "host/a1" {
+			t.Errorf("while host a1 changes, %s is begun", c.Key)
+		}
+	}
+	h.use(1, nil)
+	h.pass(time.Second)
+	if h.moves() != "md-0 a2, md-4 a2" {
+		t.Errorf("afterwards the moves are %q", h.moves())
 	}
 }
 
