@@ -5,6 +5,7 @@ package sim
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -369,10 +370,10 @@ func (s *Sim) unsettled() string {
 		if checkpoint.HoldsMoves(c.State) { // a pending checkpoint may wait for a guest that has no room
 			return fmt.Sprintf("checkpoint %s is %s: %s", name, core.StateName(c.State.String()), c.Message)
 		}
-		if file := s.withoutCopies(c); c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && file != "" && !s.restored && s.restoring(c) == "" {
+		if file := s.withoutCopies(c); c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && file != "" && !s.restored && !s.restoring(c.Cluster) {
 			return fmt.Sprintf("checkpoint %s has too few copies of %s", name, file)
 		}
-		if v := c.Verification; c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && v != nil && v.Ended == nil && !s.restored && s.restoring(c) == "" {
+		if v := c.Verification; c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && v != nil && v.Ended == nil && !s.restored && !s.restoring(c.Cluster) {
 			return fmt.Sprintf("checkpoint %s is being verified: %s", name, v.Message)
 		}
 	}
@@ -399,13 +400,10 @@ func (s *Sim) unsettled() string {
 	return ""
 }
 
-// restoring names the cluster of a checkpoint if the cluster is being restored: then verifications wait. Empty: it is not.
-func (s *Sim) restoring(c *v1.Checkpoint) string {
-	cluster := s.store.objects.Clusters[c.Cluster]
-	if r := cluster.GetRestore(); r != nil && r.Ended == nil {
-		return c.Cluster
-	}
-	return ""
+// restoring tells whether a cluster is being restored. Then verifications of its checkpoints wait.
+func (s *Sim) restoring(cluster string) bool {
+	r := s.store.objects.Clusters[cluster].GetRestore()
+	return r != nil && r.Ended == nil
 }
 
 func (s *Sim) unsettledGuest(g *v1.Guest) string {
@@ -415,8 +413,8 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 	case g.Stopped || g.Failure != "":
 		return ""
 	case g.Host == "":
-		if strings.HasPrefix(g.Message, "no host for guest") || strings.HasPrefix(g.Message, "there is no host") {
-			return "" // hosts have no room
+		if s.withoutRoom(g) || s.restoring(g.Cluster) && slices.ContainsFunc(core.GuestsOf(s.store.objects, g.Cluster), s.withoutRoom) {
+			return "" // all guests of a cluster that is restored wait for the one without room
 		}
 		if v := s.store.objects.Volumes[s.store.objects.Clusters[g.Cluster].GetSpec().GetVolume()]; g.Index == 0 && v != nil && v.State != v1.VolumeState_VOLUME_STATE_READY {
 			return "" // its volume was lost with its host
@@ -431,6 +429,14 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 		return "it is not ready: " + message
 	}
 	return ""
+}
+
+// withoutRoom tells whether a guest waits for a host with room. A host that never has room for the files of checkpoints
+// refuses a restore each time.
+func (s *Sim) withoutRoom(g *v1.Guest) bool {
+	is := func(text string) bool { return g.Host == "" && strings.HasPrefix(g.Message, text) }
+	cramped := slices.ContainsFunc(s.names, func(name string) bool { return s.hosts[name].cramped })
+	return is("no host for guest") || is("there is no host") || cramped && is("hosts have refused it")
 }
 
 func (s *Sim) guestByUID(uid string) *v1.Guest {

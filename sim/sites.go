@@ -2,7 +2,13 @@ package sim
 
 // sites.go - sites that are cut off: their hosts reach each other, and neither managers nor hosts of other sites.
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
 
 // siteCuts are the kinds of steps that cut a site off, and for how long. heal ends all cuts.
 var siteCuts = map[string]time.Duration{
@@ -30,13 +36,17 @@ func (s *Sim) cutSite(site string, d time.Duration) {
 	s.breakApart()
 }
 
-// loseSite cuts a site off for good and switches its hosts off. Then a person removes them as lost.
+// loseSite cuts a site off for good and switches its hosts off. Then a person removes them as lost, unless no other site is left.
 func (s *Sim) loseSite(site string) {
 	s.cutSite(site, forGood)
 	for _, h := range s.hostsAt(site) {
 		h.crash()
 	}
+	elsewhere := func(h *v1.Host) bool { return h.Meta.Deleting == nil && s.hosts[h.Meta.Name].site != site }
 	s.after(5*time.Second, func() {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(s.store.objects.Hosts)), elsewhere) {
+			return
+		}
 		for _, h := range s.hostsAt(site) {
 			if !h.up {
 				s.removeLost(h)

@@ -73,7 +73,7 @@ func (h *host) workOnVolumes() {
 				if h.disks[uid] != nil {
 					return
 				}
-				if h.sim.made[uid] {
+				if h.sim.made[uid] && !h.sim.unwantedVolumes[uid] { // an older copy of the store may want it again
 					h.sim.violate("host %s makes an empty disk for volume %s, which had one", h.name, uid)
 				}
 				h.disks[uid] = &disk{facts: w.Facts, line: "new"}
@@ -225,9 +225,19 @@ func (s *Sim) checkDiscard(h *host, uid string, d *disk) {
 			return
 		}
 	}
-	if !s.unwantedVolumes[uid] {
+	if !s.unwantedVolumes[uid] && !s.claimedByItsHost(uid) {
 		s.violate("host %s deletes volume %s, which is wanted", h.name, uid)
 	}
+}
+
+// claimedByItsHost tells whether the host to which a volume was given claims to have it. Managers believe that host.
+func (s *Sim) claimedByItsHost(uid string) bool {
+	for _, v := range s.store.objects.Volumes {
+		if h := s.hosts[v.Host]; v.Meta.Uid == uid && h != nil && h.claims[uid] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // createVolume makes a volume, or takes one that no cluster uses. It returns its name; empty: there is none.
@@ -286,6 +296,8 @@ func (s *Sim) idleVolume() string {
 // for a restore.
 func (s *Sim) unsettledVolume(v *v1.Volume) string {
 	switch {
+	case v.Meta.Deleting != nil && s.claimedByItsHost(v.Meta.Uid):
+		return "" // its host says that it still has the volume
 	case v.Meta.Deleting != nil:
 		return "it is being deleted"
 	case v.Restore.GetState() == v1.RestoreState_RESTORE_STATE_RESTORING:
