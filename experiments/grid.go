@@ -51,6 +51,19 @@ func up(image, packages string) (*system.System, error) {
 	return s, err
 }
 
+// withCluster makes a cluster, calls do, and deletes the cluster.
+func withCluster(s *system.System, name string, guests int, memory string, flags []string, do func() error) error {
+	create := []string{"cluster", "create", name, "--guests", strconv.Itoa(guests), "--memory", memory, "--image", s.Image, "--wait"}
+	if _, err := s.Watari(append(create, flags...)...); err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	_, err := s.Watari("cluster", "delete", name, "--wait")
+	return err
+}
+
 // pipe is a result of NetPIPE.
 type pipe struct {
 	points           [][2]float64 // bytes, Mbit/s
@@ -194,42 +207,26 @@ func migrations(o Options) (*Result, error) {
 	for _, place := range []struct{ name, to, steps string }{{"one site", "a2", "500"}, {"two sites", "b1", "2000"}} {
 		curves[place.name] = &Curve{Name: place.name}
 		for _, memory := range []int{192, 256, 512} {
-			if _, err := s.Watari("cluster", "create", "mig", "--guests", "2", "--memory", fmt.Sprintf("%dM", memory), "--site", "a", "--image", s.Image, "--wait"); err != nil {
-				return nil, err
-			}
 			var costs, totals, stops []float64
-			for range o.Runs {
-				var took [2]float64
-				made := 0
-				for with := range 2 {
-					begun, done := time.Now(), make(chan error, 1)
-					go func() {
-						_, err := s.Watari("run", "mig", "--stage", "examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-log", "none", "-var", "steps", place.steps)
-						done <- err
-					}()
-					for i := range moves * with {
-						to := place.to
-						if i%2 == 1 {
-							to = "a1"
-						}
-						var m moved
-						switch err := s.JSON(&m, "migrate", "mig-1", "--to", to); {
-						case err != nil && strings.Contains(err.Error(), "already"):
-						case err != nil:
-							return nil, errors.Join(err, <-done)
-						case len(done) > 0:
-							return nil, fmt.Errorf("the program ended before the moves did: give it more than %s steps", place.steps)
-						default:
-							made++
-							totals, stops = append(totals, m.TotalMs/1000), append(stops, m.DowntimeMs/1000)
-						}
+			err := withCluster(s, "mig", 2, fmt.Sprintf("%dM", memory), []string{"--site", "a"}, func() error {
+				for range o.Runs {
+					alone, _, err := withMoves(s, place.steps, 0, place.to)
+					if err != nil {
+						return err
 					}
-					if err := <-done; err != nil {
-						return nil, err
+					took, made, err := withMoves(s, place.steps, moves, place.to)
+					if err != nil {
+						return err
 					}
-					took[with] = time.Since(begun).Seconds()
+					for _, m := range made {
+						totals, stops = append(totals, m.TotalMs/1000), append(stops, m.DowntimeMs/1000)
+					}
+					costs = append(costs, (took-alone)/float64(len(made)))
 				}
-				costs = append(costs, (took[1]-took[0])/float64(made))
+				return nil
+			})
+			if err != nil {
+				return nil, err
 			}
 			cost := report.Summarize("s", costs...)
 			name := fmt.Sprintf("%s, %d MiB", place.name, memory)
@@ -237,13 +234,38 @@ func migrations(o Options) (*Result, error) {
 			r.Rows = append(r.Rows, Row{Name: "cost of a migration, " + name, Published: published[fmt.Sprintf("%s %d", place.name, memory)], Here: cost},
 				Row{Name: "its length, " + name, Here: report.Summarize("s", totals...)}, Row{Name: "the guest stands, " + name, Here: report.Summarize("s", stops...)})
 			curves[place.name].Points = append(curves[place.name].Points, [2]float64{float64(memory), cost.Median})
-			if _, err := s.Watari("cluster", "delete", "mig", "--wait"); err != nil {
-				return nil, err
-			}
 		}
 		r.Curves = append(r.Curves, *curves[place.name])
 	}
 	return r, nil
+}
+
+// withMoves runs LAMMPS on cluster mig, and moves a guest meanwhile, to a host and back to a1 in turn. It returns how long the
+// run took, in seconds, and the moves that were made.
+func withMoves(s *system.System, steps string, moves int, to string) (took float64, made []moved, err error) {
+	begun, done := time.Now(), make(chan error, 1)
+	go func() {
+		_, err := s.Watari("run", "mig", "--stage", "examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-log", "none", "-var", "steps", steps)
+		done <- err
+	}()
+	for i := range moves {
+		target := to
+		if i%2 == 1 {
+			target = "a1"
+		}
+		var m moved
+		switch err := s.JSON(&m, "migrate", "mig-1", "--to", target); {
+		case err != nil && strings.Contains(err.Error(), "already"):
+		case err != nil:
+			return 0, nil, errors.Join(err, <-done)
+		case len(done) > 0:
+			return 0, nil, fmt.Errorf("the program ended before the moves did: give it more than %s steps", steps)
+		default:
+			made = append(made, m)
+		}
+	}
+	err = <-done
+	return time.Since(begun).Seconds(), made, err
 }
 
 // balance runs the balancer's benchmark, which repeats this experiment, and takes its figures.

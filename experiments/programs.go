@@ -22,9 +22,9 @@ import (
 // program is a program whose speed is measured.
 type program struct {
 	name, published string
-	// command returns the command for a number of ranks, with the files that its run needs. A run's time is the longest
+	// files returns the files that a run with a number of ranks needs, and command the command. A run's time is the longest
 	// that a rank prints.
-	command func(ranks int) (files, argv []string, err error)
+	files, command func(ranks int) []string
 }
 
 // places are the placements of guests that are compared.
@@ -64,12 +64,14 @@ func programs(o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	none := func(int) []string { return nil }
+	input := func(int) []string { return []string{"examples/melt/in.melt"} }
 	return speeds(s, o.Runs, []program{
-		{"no communication", "EP: in proportion to the nodes", func(ranks int) ([]string, []string, error) {
-			return nil, []string{"sh", "-c", fmt.Sprintf("begun=$(date +%%s%%N); i=0; while [ $i -lt %d ]; do i=$((i+1)); done; echo Time in seconds = $((($(date +%%s%%N)-begun)/1000000))e-3", 1_200_000/ranks)}, nil
+		{"no communication", "EP: in proportion to the nodes", none, func(ranks int) []string {
+			return []string{"sh", "-c", fmt.Sprintf("begun=$(date +%%s%%N); i=0; while [ $i -lt %d ]; do i=$((i+1)); done; echo Time in seconds = $((($(date +%%s%%N)-begun)/1000000))e-3", 1_200_000/ranks)}
 		}},
-		{"LAMMPS", "LU, CG: less, and CG falls from some number on", func(int) ([]string, []string, error) {
-			return []string{"examples/melt/in.melt"}, []string{"lmp", "-in", "in.melt", "-log", "none", "-var", "steps", "60"}, nil
+		{"LAMMPS", "LU, CG: less, and CG falls from some number on", input, func(int) []string {
+			return []string{"lmp", "-in", "in.melt", "-log", "none", "-var", "steps", "60"}
 		}},
 	})
 }
@@ -80,48 +82,52 @@ func speeds(s *system.System, runs int, programs []program) (*Result, error) {
 	r := &Result{Note: programsNote}
 	for _, place := range places {
 		for _, n := range place.sizes {
-			if _, err := s.Watari(append([]string{"cluster", "create", "prog", "--guests", strconv.Itoa(n), "--memory", "192M", "--image", s.Image, "--wait"}, place.flags...)...); err != nil {
-				return nil, err
-			}
-			for _, p := range programs {
-				files, argv, err := p.command(n)
-				if err != nil {
-					return nil, err
-				}
-				args := []string{"run", "prog"}
-				for _, file := range files {
-					args = append(args, "--stage", file)
-				}
-				args = append(append(args, "--"), argv...)
-				var times []float64
-				for range runs {
-					output, err := s.Watari(args...)
+			err := withCluster(s, "prog", n, "192M", place.flags, func() error {
+				for _, p := range programs {
+					times, err := p.times(s, "prog", n, runs)
 					if err != nil {
-						return nil, err
+						return fmt.Errorf("%s with %d guests: %w", p.name, n, err)
 					}
-					took, err := seconds(output)
-					if err != nil {
-						return nil, fmt.Errorf("%s with %d guests: %w", p.name, n, err)
+					if n == 1 {
+						alone[p.name] = times
 					}
-					times = append(times, took)
+					name := fmt.Sprintf("%s, %d guests, %s: speed against one guest (paper: against 4)", p.name, n, place.name)
+					row := Row{Name: name, Here: report.Ratios(alone[p.name], times)}
+					if n > 1 && place.name == "one site" {
+						row.Published = p.published
+					}
+					fmt.Printf("%s: %s\n", name, row.Here)
+					r.Rows = append(r.Rows, row)
 				}
-				if n == 1 {
-					alone[p.name] = times
-				}
-				name := fmt.Sprintf("%s, %d guests, %s: speed against one guest (paper: against 4)", p.name, n, place.name)
-				row := Row{Name: name, Here: report.Ratios(alone[p.name], times)}
-				if n > 1 && place.name == "one site" {
-					row.Published = p.published
-				}
-				fmt.Printf("%s: %s\n", name, row.Here)
-				r.Rows = append(r.Rows, row)
-			}
-			if _, err := s.Watari("cluster", "delete", "prog", "--wait"); err != nil {
+				return nil
+			})
+			if err != nil {
 				return nil, err
 			}
 		}
 	}
 	return r, nil
+}
+
+// times runs the program several times on a cluster, with a rank for each guest, and returns its times in seconds.
+func (p program) times(s *system.System, cluster string, ranks, runs int) (times []float64, err error) {
+	args := []string{"run", cluster}
+	for _, file := range p.files(ranks) {
+		args = append(args, "--stage", file)
+	}
+	args = append(append(args, "--"), p.command(ranks)...)
+	for range runs {
+		output, err := s.Watari(args...)
+		if err != nil {
+			return nil, err
+		}
+		took, err := seconds(output)
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, took)
+	}
+	return times, nil
 }
 
 // start measures how soon a cluster has run its first program.
@@ -139,15 +145,13 @@ func start(o Options) (*Result, error) {
 			var ready, ran []float64
 			for range o.Runs {
 				begun := time.Now()
-				if _, err := s.Watari(append([]string{"cluster", "create", "start", "--guests", strconv.Itoa(n), "--memory", "192M", "--image", s.Image, "--wait"}, place.flags...)...); err != nil {
-					return nil, err
-				}
-				ready = append(ready, time.Since(begun).Seconds())
-				if _, err := s.Watari("run", "start", "--", "hostname"); err != nil {
-					return nil, err
-				}
-				ran = append(ran, time.Since(begun).Seconds())
-				if _, err := s.Watari("cluster", "delete", "start", "--wait"); err != nil {
+				err := withCluster(s, "start", n, "192M", place.flags, func() error {
+					ready = append(ready, time.Since(begun).Seconds())
+					_, err := s.Watari("run", "start", "--", "hostname")
+					ran = append(ran, time.Since(begun).Seconds())
+					return err
+				})
+				if err != nil {
 					return nil, err
 				}
 			}
@@ -193,10 +197,10 @@ func nasPrograms(o Options) (*Result, error) {
 	s.Image = "nas"
 	var list []program
 	for _, b := range benchmarks {
-		list = append(list, program{strings.ToUpper(b.name) + ", class " + o.Class, b.published, func(ranks int) ([]string, []string, error) {
-			file := built[key(b.name, ranks)]
+		file := func(ranks int) []string { return []string{built[key(b.name, ranks)]} }
+		list = append(list, program{strings.ToUpper(b.name) + ", class " + o.Class, b.published, file, func(ranks int) []string {
 			// The benchmarks check their own results.
-			return []string{file}, []string{"sh", "-c", fmt.Sprintf(`./%s > out.$OMPI_COMM_WORLD_RANK && cat out.$OMPI_COMM_WORLD_RANK && { [ $OMPI_COMM_WORLD_RANK != 0 ] || grep -q "Verification *= *SUCCESSFUL" out.0; }`, filepath.Base(file))}, nil
+			return []string{"sh", "-c", fmt.Sprintf(`./%s > out.$OMPI_COMM_WORLD_RANK && cat out.$OMPI_COMM_WORLD_RANK && { [ $OMPI_COMM_WORLD_RANK != 0 ] || grep -q "Verification *= *SUCCESSFUL" out.0; }`, filepath.Base(file(ranks)[0]))}
 		}})
 	}
 	return speeds(s, o.Runs, list)

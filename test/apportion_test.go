@@ -57,7 +57,7 @@ func TestAbstractProcessors(t *testing.T) {
 	dir := t.TempDir()
 	melt := func(name string) string {
 		log := filepath.Join(dir, name)
-		must(t, "run", "abstract", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", "40")
+		must(t, meltOf("abstract", name, "40", "--collect", "log.lammps:"+log)...)
 		return table(t, log)
 	}
 	alone := melt("abstract-alone")
@@ -85,7 +85,5 @@ func TestAbstractProcessors(t *testing.T) {
 	if out := must(t, "explain", "guest", "abstract-0"); !strings.Contains(out, "in proportion to the hosts' speeds") || !strings.Contains(out, "wanted") {
 		t.Errorf("a guest is explained so:\n%s", out)
 	}
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 }

@@ -190,9 +190,7 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 		t.Errorf("the program ended at %s, the last daemon was killed at %s", ended, killed)
 	}
 	settled(t, cluster, 2)
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 }
 
 func TestManagerAwayForAMinute(t *testing.T) {
@@ -262,9 +260,7 @@ func drainFirst(t *testing.T, cluster string) {
 			t.Errorf("%s is still on %s", g.Meta.Name, host)
 		}
 	}
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 }
 
 // An administrator confirms that a host is off, but the host was only disconnected. Its guest is started on another host, so

@@ -238,6 +238,7 @@ func (c *chaos) strike(plan []strike) {
 // job is a program that runs repeatedly on a cluster.
 type job struct {
 	cluster string
+	size    int // guests
 	steps   string
 	more    []string // arguments of the run
 	answer  string   // of an undisturbed run
@@ -256,15 +257,15 @@ func (j *job) patience() time.Duration {
 }
 
 // make makes the job's cluster.
-func (j *job) make(t *testing.T, size int) {
+func (j *job) make(t *testing.T) {
 	more := []string{"--spread", "site"}
 	if j.lasting {
 		must(t, "volume", "create", j.cluster, "--size", "256M")
 		t.Cleanup(func() { must(t, "volume", "delete", j.cluster) })
 		more = append(more, "--volume", j.cluster, "--lease", "60s", "--on-host-loss", "restore")
 	}
-	newCluster(t, j.cluster, size, more...)
-	settled(t, j.cluster, size)
+	newCluster(t, j.cluster, j.size, more...)
+	settled(t, j.cluster, j.size)
 	if j.lasting {
 		must(t, "checkpoint", "create", j.cluster, "--every", "45s", "--keep", "3")
 	}
@@ -304,8 +305,7 @@ var givenUp = regexp.MustCompile(`given up after \d+ starts; watari guest start 
 // run runs the job once, and returns its table or why there is none. A failed command does not count as a failed run,
 // because the manager may be down.
 func (j *job) run(name string, limit time.Time) (answer, failure string) {
-	begin := append([]string{"run", j.cluster, "--name", name, "--detach", "--stage", "../examples/melt/in.melt"}, j.more...)
-	begin = append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", j.steps)
+	begin := meltOf(j.cluster, name, j.steps, append([]string{"--detach"}, j.more...)...)
 	var state run
 	last := "it did not begin"
 	for ; time.Now().Before(limit); time.Sleep(time.Second) {
@@ -334,9 +334,8 @@ func (j *job) run(name string, limit time.Time) (answer, failure string) {
 			return "", fmt.Sprintf("%s, status %d: %s\n%s", state.State, state.ExitCode, state.Message, logs)
 		}
 		logs, err := shared.watari(30*time.Second, "run", "logs", name)
-		_, rest, found := strings.Cut(logs, "Step ")
-		lines, _, whole := strings.Cut(rest, "Loop time")
-		if err == nil && found && whole {
+		lines, whole := meltTable(logs)
+		if err == nil && whole {
 			return lines, ""
 		}
 		last = "its output has no whole table: " + logs
@@ -361,15 +360,14 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	lasts := time.Duration(minutes * float64(time.Minute))
-	jobs := []*job{{cluster: "storm", steps: "30"}, {cluster: "squall", steps: "20", more: []string{"--transport", "pm"}}}
+	jobs := []*job{{cluster: "storm", size: 3, steps: "30"}, {cluster: "squall", size: 2, steps: "20", more: []string{"--transport", "pm"}}}
 	if chaosMinutes != "" {
-		jobs = append(jobs, &job{cluster: "gale", steps: "200", lasting: true})
+		jobs = append(jobs, &job{cluster: "gale", size: 2, steps: "200", lasting: true})
 	}
 	var guests []string
-	for i, j := range jobs {
-		size := max(3-i, 2)
-		j.make(t, size)
-		for n := range size {
+	for _, j := range jobs {
+		j.make(t)
+		for n := range j.size {
 			guests = append(guests, fmt.Sprintf("%s-%d", j.cluster, n))
 		}
 		var failure string
@@ -394,8 +392,8 @@ func TestChaos(t *testing.T) {
 	settle = 2 * time.Minute // an owner must have been away for a while
 	defer func() { settle = settle0 }()
 	hostsReady(t)
-	for i, j := range jobs {
-		settled(t, j.cluster, max(3-i, 2))
+	for _, j := range jobs {
+		settled(t, j.cluster, j.size)
 		if chaosMinutes == "" {
 			continue // the last runs have ended after the last fault
 		}

@@ -110,8 +110,7 @@ func TestAProgramOverPMGoesBackToACheckpoint(t *testing.T) {
 	newCluster(t, "rail", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
 	dir := t.TempDir()
 	melt := func(name string) (string, error) {
-		return shared.watari(8*time.Minute, append(append([]string{"run", "rail", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + filepath.Join(dir, name)}, overPM...),
-			"--", "lmp", "-in", "in.melt", "-var", "steps", "100")...)
+		return shared.watari(8*time.Minute, meltOf("rail", name, "100", append([]string{"--collect", "log.lammps:" + filepath.Join(dir, name)}, overPM...)...)...)
 	}
 	if out, err := melt("rail-alone"); err != nil {
 		t.Fatalf("%v\n%s", err, out)

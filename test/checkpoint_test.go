@@ -40,8 +40,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	newCluster(t, "saved", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
 	dir := t.TempDir()
 	melt := func(name string, log string, more ...string) []string {
-		return append([]string{"run", "saved", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}, append(more,
-			"--", "lmp", "-in", "in.melt", "-var", "steps", "150")...)
+		return meltOf("saved", name, "150", append([]string{"--collect", "log.lammps:" + log}, more...)...)
 	}
 	alone := filepath.Join(dir, "alone")
 	must(t, melt("saved-alone", alone)...)
@@ -52,10 +51,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		_, err := shared.watari(5*time.Minute, melt("saved-during", during)...)
 		done <- err
 	}()
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", "saved-during")
-		return strings.Contains(out, "Step"), out
-	})
+	computing(t, time.Minute, "saved-during")
 	made := checkpointed(t, "saved")
 	t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	if !strings.HasSuffix(made.State, "_DONE") || len(made.Members) != 2 {

@@ -32,9 +32,7 @@ func TestOwnersComeBackDuringAMove(t *testing.T) {
 	}
 	p.right(t)
 	settled(t, "back", 2)
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 }
 
 // returnDuringAMove moves a guest, and lets the owner of one end come back while the guest's memory is sent.

@@ -14,11 +14,28 @@ import (
 type program struct{ cluster, name string }
 
 // endless is more steps than a test waits for.
-const endless = 1_000_000
+const endless = "1000000"
 
-func meltOf(cluster, name string, steps int, more ...string) []string {
+// meltOf returns the command that runs LAMMPS on a cluster. more are arguments of the run.
+func meltOf(cluster, name, steps string, more ...string) []string {
 	begin := append([]string{"run", cluster, "--name", name, "--stage", "../examples/melt/in.melt"}, more...)
-	return append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
+	return append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+}
+
+// meltTable returns the table in LAMMPS's output or log; false: it is not whole.
+func meltTable(text string) (table string, whole bool) {
+	_, rest, found := strings.Cut(text, "Step ")
+	table, _, ended := strings.Cut(rest, "Loop time")
+	return table, found && ended
+}
+
+// computing waits until a run of LAMMPS writes its table.
+func computing(t *testing.T, within time.Duration, name string) {
+	t.Helper()
+	until(t, within, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", name)
+		return strings.Contains(out, "Step"), out
+	})
 }
 
 // computes starts the program, and waits until it computes.
@@ -88,11 +105,10 @@ func undisturbed(t *testing.T, cluster string, steps int) string {
 	t.Helper()
 	if steps > answer.steps {
 		name := cluster + "-undisturbed"
-		must(t, meltOf(cluster, name, steps)...)
+		must(t, meltOf(cluster, name, strconv.Itoa(steps))...)
 		out := must(t, "run", "logs", name)
-		_, rest, found := strings.Cut(out, "Step ")
-		lines, _, whole := strings.Cut(rest, "Loop time")
-		if !found || !whole {
+		lines, whole := meltTable(out)
+		if !whole {
 			t.Fatalf("the undisturbed run has no whole table:\n%s", out)
 		}
 		answer.steps, answer.table = steps, lines

@@ -69,9 +69,8 @@ func TestAnOlderStateIsPutBackUnderANewerClusterThatComputes(t *testing.T) {
 	moveAway(t, "older-0")
 	unmarked := mark(t, "older-0", "newer-0", "newer-1")
 	table1 := filepath.Join(t.TempDir(), "alone")
-	lammps := []string{"--stage", "../examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-var", "steps", "120"}
-	must(t, append([]string{"run", "newer", "--name", "newer-alone", "--collect", "log.lammps:" + table1}, lammps...)...)
-	must(t, append([]string{"run", "newer", "--name", "newer-run", "--detach"}, lammps...)...)
+	must(t, meltOf("newer", "newer-alone", "120", "--collect", "log.lammps:"+table1)...)
+	must(t, meltOf("newer", "newer-run", "120", "--detach")...)
 	until(t, time.Minute, "the program writes its table", func() (bool, string) {
 		out := logOf("newer-0", "newer-run")
 		return strings.Contains(out, "Step "), out

@@ -52,9 +52,7 @@ func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		args := []string{"run", "nat", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}
-		args = append(append(args, overPM...), "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
-		carriedByPM(t, must(t, args...), 2, 5e6)
+		carriedByPM(t, must(t, meltOf("nat", name, steps, append([]string{"--collect", "log.lammps:" + log}, overPM...)...)...), 2, 5e6)
 	}()
 	lines := func() int {
 		out, _ := shared.watari(20*time.Second, "run", "logs", name)
@@ -95,9 +93,7 @@ func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
 	}
 	moveAway(t, "nat-1") // to a1, through the relay
 	lap("a guest has moved through the relay")
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 	settled(t, "nat", 2)
 	hostsReady(t)
 }

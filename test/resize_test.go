@@ -15,7 +15,7 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	// melt runs LAMMPS and returns the table that it wrote.
 	melt := func(name, steps string) string {
 		log := filepath.Join(dir, name)
-		must(t, "run", "grows", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		must(t, meltOf("grows", name, steps, "--collect", "log.lammps:"+log)...)
 		return table(t, log)
 	}
 	alone := melt("grows-alone", "120")
@@ -55,7 +55,5 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	if out := must(t, "run", "grows", "--", "hostname"); strings.Contains(out, "grows-2") || strings.Count(out, "grows-") < 2 {
 		t.Errorf("a run after the cluster has shrunk: %s", out)
 	}
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were restarted: %v", lost)
-	}
+	noneRestarted(t, unmarked)
 }

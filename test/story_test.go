@@ -69,8 +69,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 	// melt runs LAMMPS and returns the run's output and the table that it wrote.
 	melt := func(t *testing.T, name, steps string, more ...string) (out, lines string) {
 		log := filepath.Join(dir, name)
-		run := append([]string{"run", "melt", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}, more...)
-		out = must(t, append(run, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)...)
+		out = must(t, meltOf("melt", name, steps, append([]string{"--collect", "log.lammps:" + log}, more...)...)...)
 		return out, table(t, log)
 	}
 	_, alone := melt(t, "melt-alone", "120")
@@ -90,9 +89,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		}
 		moveAway(t, "melt-1")
 		<-done
-		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were restarted: %v", lost)
-		}
+		noneRestarted(t, unmarked)
 		rows := strings.Split(strings.TrimSpace(lines), "\n")
 		if !strings.HasPrefix(alone, lines) || !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
 			t.Errorf("the answers differ, or step %s is missing:\n%s\n---\n%s", steps, alone, lines)
@@ -127,9 +124,8 @@ func table(t *testing.T, path string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, found := strings.Cut(string(content), "Step ")
-	lines, _, ended := strings.Cut(rest, "Loop time")
-	if !found || !ended {
+	lines, whole := meltTable(string(content))
+	if !whole {
 		t.Fatalf("%s has no whole table:\n%s", path, content)
 	}
 	return lines

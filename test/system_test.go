@@ -355,6 +355,14 @@ func newCluster(t *testing.T, name string, guests int, more ...string) {
 	})
 }
 
+// noneRestarted checks that no guest has lost its mark.
+func noneRestarted(t *testing.T, unmarked func() []string) {
+	t.Helper()
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+}
+
 // mark writes a file into each guest's memory. unmarked returns the guests that have lost theirs, and with it all their
 // processes.
 func mark(t *testing.T, guests ...string) (unmarked func() []string) {

@@ -258,12 +258,8 @@ func versions(t *testing.T, newer map[string]bool) {
 // startMelt starts LAMMPS on the cluster, and waits until it computes.
 func startMelt(t *testing.T, name string, steps int) {
 	t.Helper()
-	must(t, "run", "kept", "--name", name, "--detach", "--stage", "../examples/melt/in.melt", "--",
-		"lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", name)
-		return strings.Contains(out, "Step"), out
-	})
+	must(t, meltOf("kept", name, strconv.Itoa(steps), "--detach")...)
+	computing(t, time.Minute, name)
 }
 
 // meltSoFar waits until LAMMPS has written two more lines of its table, and returns the complete lines.

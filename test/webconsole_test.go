@@ -22,7 +22,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 		t.Skip("chromium is not installed (apt-get install chromium)")
 	}
 	newCluster(t, "seen", 4, "--spread", "site")
-	must(t, "run", "seen", "--name", "seen-run", "--detach", "--stage", "../examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-var", "steps", "2000")
+	must(t, meltOf("seen", "seen-run", "2000", "--detach")...)
 	t.Cleanup(func() { _, _ = shared.watari(time.Minute, "run", "cancel", "seen-run") })
 	leave := owner(t, "b2", "busy")
 	defer leave()

@@ -108,9 +108,7 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 				t.Errorf("the move of %s: %s: %s", name, m.State, m.Message)
 			}
 		}
-		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were restarted: %v", lost)
-		}
+		noneRestarted(t, unmarked)
 		settled(t, "kvm", 2)
 	})
 }
@@ -320,18 +318,14 @@ func kvmMelt(t *testing.T, name string, steps int, while func() error) (log stri
 	log = filepath.Join(t.TempDir(), name)
 	ended := make(chan error, 1)
 	go func() {
-		out, err := shared.watari(patience, "run", "kvm", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log,
-			"--", "lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
+		out, err := shared.watari(patience, meltOf("kvm", name, strconv.Itoa(steps), "--collect", "log.lammps:"+log)...)
 		if err != nil {
 			err = fmt.Errorf("watari run: %w: %s", err, out)
 		}
 		ended <- err
 	}()
 	if while != nil {
-		until(t, 3*time.Minute, "the program writes its table", func() (bool, string) {
-			out, _ := shared.watari(20*time.Second, "run", "logs", name)
-			return strings.Contains(out, "Step"), out
-		})
+		computing(t, 3*time.Minute, name)
 		err = while()
 		if state := decoded[run](t, "run", "show", name).State; err == nil && !strings.HasSuffix(state, "_RUNNING") {
 			err = fmt.Errorf("the run was %s before the guest had moved", state)

@@ -139,14 +139,7 @@ func TestDesktopsTellWhetherTheyAreUsed(t *testing.T) {
 
 func TestTheOwnersReturnIsToldByLogind(t *testing.T) {
 	f := newFake(t)
-	w := &watch{root: f.root, inputs: &f.monitor.inputs, logind: f.monitor.logind}
-	look := func(what string, after time.Duration, want bool) {
-		t.Helper()
-		f.now = f.now.Add(after)
-		if got := w.returned(f.now); got != want {
-			t.Errorf("%s: %v, want %v", what, got, want)
-		}
-	}
+	look := f.watches()
 	ann := session{id: "1", user: "ann", terminals: []string{"pts/3"}}
 	ben := session{id: "2", user: "ben"}
 	f.terminal("pts/3", f.now)

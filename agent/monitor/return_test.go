@@ -28,16 +28,21 @@ func (f *fake) terminal(name string, read time.Time) {
 	}
 }
 
-func TestTheOwnersReturnIsTold(t *testing.T) {
-	f := newFake(t)
+// watches returns a function that lets a time pass, and checks whether the owner has come back then.
+func (f *fake) watches() (look func(what string, after time.Duration, want bool)) {
 	w := &watch{root: f.root, inputs: &f.monitor.inputs, logind: f.monitor.logind}
-	look := func(what string, after time.Duration, want bool) {
-		t.Helper()
+	return func(what string, after time.Duration, want bool) {
+		f.t.Helper()
 		f.now = f.now.Add(after)
 		if got := w.returned(f.now); got != want {
-			t.Errorf("%s: %v, want %v", what, got, want)
+			f.t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	}
+}
+
+func TestTheOwnersReturnIsTold(t *testing.T) {
+	f := newFake(t)
+	look := f.watches()
 	f.terminal("pts/3", f.now)
 	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann"))
 	look("who is there at the beginning", 0, false)
