@@ -16,7 +16,7 @@ func TestNetPIPEsOutputIsRead(t *testing.T) {
 
 func TestAProgramsOwnTimeIsRead(t *testing.T) {
 	for output, want := range map[string]float64{
-		"Time in seconds = 1250e-3\nTime in seconds = 900e-3\n":                          1.25,
+		"Time in seconds = 1250e-3\nTime in seconds = 900e-3\n":                           1.25,
 		" Time in seconds =                     0.50\n Verification    =  SUCCESSFUL\n":   0.5,
 		"Step Temp\n0 3\nLoop time of 12.5535 on 2 procs for 200 steps with 4000 atoms\n": 12.5535,
 	} {
