@@ -208,10 +208,10 @@ func (r *running) term() uint64 { return r.deps.Load().Term }
 
 func (r *running) holds() bool { return strings.Contains(r.statusText(), "watari recover") }
 
-// recovery requests a recovery, and repeats the request while the manager begins a new term.
-func (r *running) recovery(request *v1.RecoverRequest) (*v1.RecoverResponse, error) {
+// whenLeading makes a request, and repeats it while the manager begins a new term.
+func whenLeading[Request, Response any](call func(context.Context, *connect.Request[Request]) (*connect.Response[Response], error), request *Request) (*Response, error) {
 	for {
-		resp, err := r.admin.Recover(context.Background(), connect.NewRequest(request))
+		resp, err := call(context.Background(), connect.NewRequest(request))
 		if connect.CodeOf(err) == connect.CodeUnavailable {
 			time.Sleep(20 * time.Millisecond)
 			continue
@@ -221,6 +221,11 @@ func (r *running) recovery(request *v1.RecoverRequest) (*v1.RecoverResponse, err
 		}
 		return resp.Msg, nil
 	}
+}
+
+// recovery requests a recovery.
+func (r *running) recovery(request *v1.RecoverRequest) (*v1.RecoverResponse, error) {
+	return whenLeading(r.admin.Recover, request)
 }
 
 func (r *running) guests(cluster string) map[string]*v1.Guest {
@@ -290,10 +295,9 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	if text := r.statusText(); !strings.Contains(text, "host a1 took up orders of term") {
 		t.Error(text)
 	}
-	ctx := bounded(t)
-	_, err := r.admin.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "md"}))
+	_, err := whenLeading(r.admin.DeleteCluster, &v1.DeleteClusterRequest{Name: "md"})
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
-	_, err = r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "new", Spec: spec(1)}))
+	_, err = whenLeading(r.admin.CreateCluster, &v1.CreateClusterRequest{Name: "new", Spec: spec(1)})
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
 
 	// The host disconnects, and the manager restarts: it still holds.
@@ -354,7 +358,7 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	if r.holds() {
 		t.Fatal("it holds again")
 	}
-	if _, err := r.admin.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "lu"})); err != nil {
+	if _, err := r.admin.DeleteCluster(bounded(t), connect.NewRequest(&v1.DeleteClusterRequest{Name: "lu"})); err != nil {
 		t.Fatal(err)
 	}
 	r.await("lu is gone", func() bool { return slices.Equal(host.running(), []string{"md-0"}) })
