@@ -38,6 +38,8 @@ type VolumeHost interface {
 const (
 	// volumeCheck is how often the agent checks that volumes are served.
 	volumeCheck = time.Second
+	// failedAfter is how long tries fail before the manager is told to ask another host, if it can.
+	failedAfter = time.Minute
 	// usedStep is the step in which the use of the disk is reported: after each change of a report the manager decides anew.
 	usedStep = 64 << 20
 	// syncTime is how long a guest may take to write its home to its volume before the guest ends.
@@ -47,11 +49,16 @@ const (
 	ordersFile = "volume-orders"
 )
 
+// errFetching says why a volume is not put back yet.
+var errFetching = errors.New("its checkpoint is being fetched")
+
 // heldVolume is a volume of this host.
 type heldVolume struct {
 	facts   volume.Facts
 	ready   bool
 	message string
+	failing time.Time // since when all tries have failed; message says why
+	failed  bool      // for longer than failedAfter
 	working bool
 	used    uint64
 }
@@ -290,10 +297,16 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if err != nil {
 		v.message = err.Error()
 	}
+	if err == nil || errors.Is(err, errFetching) {
+		v.failing = time.Time{}
+	} else if v.failing.IsZero() {
+		v.failing = time.Now()
+	}
+	v.failed = !v.failing.IsZero() && time.Since(v.failing) >= failedAfter
 	if err == nil && w.Discard {
 		delete(k.held, w.Uid)
 	}
-	changed := before.ready != v.ready || before.message != v.message || before.used != v.used || k.held[w.Uid] == nil
+	changed := before.ready != v.ready || before.message != v.message || before.failed != v.failed || before.used != v.used || k.held[w.Uid] == nil
 	k.mu.Unlock()
 	if changed {
 		k.agent.publish()
@@ -313,7 +326,7 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 	v.ready = false
 	k.mu.Unlock()
 	if !k.agent.checkpoints.has(w.Restore, w.Uid) {
-		return cmp.Or(k.agent.checkpoints.lacks(w.Restore, w.Uid), errors.New("its checkpoint is being fetched"))
+		return cmp.Or(k.agent.checkpoints.lacks(w.Restore, w.Uid), errFetching)
 	}
 	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
 	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)
@@ -483,7 +496,7 @@ func (k *volumeKeeper) report() (list []*v1.VolumeObserved) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for uid, v := range k.held {
-		o := &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message,
+		o := &v1.VolumeObserved{Uid: uid, Ready: v.ready, UsedBytes: v.used, Message: v.message, Failed: v.failed,
 			Facts: &v1.VolumeFacts{Name: v.facts.Name, Owner: v.facts.Owner, OwnerUid: v.facts.OwnerUID, SizeBytes: v.facts.SizeBytes, Generation: v.facts.Generation,
 				Seal: v.facts.Seal}}
 		if n := len(v.facts.Restored); n > 0 {

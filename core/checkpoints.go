@@ -633,7 +633,8 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 // noRoomFor is how long a host is not asked again to keep a copy that it could not keep.
 const noRoomFor = 2 * time.Hour
 
-// copyKey names a copy of a file of a checkpoint on a host.
+// copyKey names a copy of a file of a checkpoint on a host. For a volume that the host could not put back, checkpoint is empty
+// and guest is the volume's uid.
 func copyKey(host, checkpoint, guest string) string { return host + " " + checkpoint + " " + guest }
 
 // seeNoRoom notes the hosts that cannot keep a copy, usually for lack of room, so that others are asked.

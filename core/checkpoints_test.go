@@ -221,6 +221,22 @@ func TestHostsThatCannotRestoreAGuestAreAskedAgain(t *testing.T) {
 	}
 }
 
+// A restore begins when all guests have a place. Until then, the guests say for which one they wait.
+func TestGuestsOfARestoreSayForWhichOneTheyWait(t *testing.T) {
+	h := newHousehold(t, "", 3)
+	h.objects.Guests["md-1"].Shape.MemoryBytes = 64 << 30
+	h.saved("md-c1", time.Hour)
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md-c1"); return c, err })
+	h.releaseAll()
+	h.objects.Guests["md-2"].Message = "hosts have refused it, and are asked again at 12:00:00 UTC"
+	h.pass(time.Second)
+	for name, want := range map[string]string{"md-0": "waits for a place for guest md-1", "md-1": "no host for guest", "md-2": "waits for a place for guest md-1"} {
+		if g := h.objects.Guests[name]; g.Host != "" || !strings.HasPrefix(g.Message, want) {
+			t.Errorf("%s is on %q and says %q, want %q", name, g.Host, g.Message, want)
+		}
+	}
+}
+
 // The processes of a run that was cancelled after the checkpoint are back with it.
 func TestRunsGoBackWithTheirCluster(t *testing.T) {
 	h := newHousehold(t, "", 1)

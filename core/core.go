@@ -130,8 +130,8 @@ type Core struct {
 	dueHost  map[string]time.Time  // when hosts' orders are made again, by name
 	rest     map[string]time.Time  // until when objects are not decided about, by Change.Key
 	policies policyMemory
-	// noRoom has the time until which a host that could not keep a copy of a checkpoint's file is not asked again, by
-	// copyKey.
+	// noRoom has the time until which a host that could not keep a copy of a checkpoint's file, or could not put a volume
+	// back, is not asked again, by copyKey.
 	noRoom map[string]time.Time
 	looked map[string]time.Time // when policy locality has last looked at a cluster, by name
 	last   time.Time            // time of day of the last decision

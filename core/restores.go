@@ -142,7 +142,7 @@ func (p *pass) claim(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoin
 func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room) {
 	from := p.Checkpoints[cluster.Restore.Checkpoint]
 	if without, why := p.claim(cluster, guests, from, free); without != nil {
-		p.refuse("restore of "+cluster.Meta.Name, without, why)
+		p.refuseRestore(cluster, guests, without, why)
 		return
 	}
 	for _, g := range guests {
@@ -156,6 +156,25 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 	var c Change
 	c.write(Update, update)
 	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// refuseRestore stores why a guest has no place, and that the others wait for it.
+func (p *pass) refuseRestore(cluster *v1.Cluster, guests []*v1.Guest, without *v1.Guest, why string) {
+	var c Change
+	for _, g := range guests {
+		message := "waits for a place for guest " + without.Meta.Name
+		if g == without {
+			message = why
+		}
+		if g.Message != message {
+			update := proto.CloneOf(g)
+			update.Message = message
+			c.write(Update, update)
+		}
+	}
+	if len(c.Ops) > 0 {
+		p.propose("restore of "+cluster.Meta.Name, c)
+	}
 }
 
 const (

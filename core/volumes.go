@@ -119,7 +119,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	host := p.Hosts[v.Host]
 	switch {
 	case v.Meta.Deleting == nil && p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:
-		p.replaceHost(&c, v, update)
+		p.replaceHost(&c, v, update, fmt.Sprintf("host %s, which had it, is out of reach", v.Host))
 	case v.Meta.Deleting == nil && restoring(v) && p.endVolumeRestore(&c, v, update):
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
 		c.write(Delete, proto.CloneOf(v))
@@ -144,6 +144,10 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is ready on host %s", v.Host)
 	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen != nil:
 		update.Message = seen.Message
+		if seen.Failed && v.Meta.Deleting == nil && p.volumeRestoredFrom(v) != nil {
+			p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
+			p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
+		}
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
@@ -196,12 +200,12 @@ func (p *pass) volumeLost(v *v1.Volume) bool {
 	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, replaceHostAfter))
 }
 
-// replaceHost gives a volume that is being restored another host. No guest uses the volume, and the disk on the host before is
-// out of date.
-func (p *pass) replaceHost(c *Change, v, update *v1.Volume) {
+// replaceHost gives a volume that is being restored another host, and says why. No guest uses the volume, and the disk on the
+// host before is out of date or unfinished.
+func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
 	host, why := p.volumeHost(v)
 	if host == "" {
-		update.Message = fmt.Sprintf("host %s, which has it, is out of reach, and %s", v.Host, why)
+		update.Message = reason + "; " + why
 		return
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
@@ -210,7 +214,7 @@ func (p *pass) replaceHost(c *Change, v, update *v1.Volume) {
 		c.write(Expect, cluster)
 	}
 	c.write(Expect, p.Hosts[host])
-	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is restored on host %s: host %s, which had it, is out of reach", host, v.Host)
+	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is restored on host %s: %s", host, reason)
 }
 
 // volumeRestoredFrom returns the checkpoint from which a volume is being restored; nil: none.
@@ -310,14 +314,17 @@ func volumeOn(report *v1.HostObserved, uid string) *v1.VolumeObserved {
 // volumeSlack is the space on a host's disk that a new volume must leave free, in bytes.
 const volumeSlack = 1 << 30
 
-// volumeHost chooses the host for a new volume: the one with the most room, but a lent host only if no other has room. If
-// there is none, it says why.
+// volumeHost chooses the host for a volume: the one with the most room, but a lent host only if no other has room. If
+// there is none, it says why. Hosts that could not put the volume back are not asked again for a while.
 func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
 	var room uint64
 	for _, name := range sortedKeys(p.Hosts) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
 		if !connected || h.Info == nil || h.Draining || h.Meta.Deleting != nil || !report.GetKeepsVolumes() {
+			continue
+		}
+		if _, refused := p.noRoom[copyKey(name, "", v.Meta.Uid)]; refused {
 			continue
 		}
 		free := p.volumeRoom(name, report)

@@ -376,6 +376,39 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	}
 }
 
+// A host that cannot put a volume back, perhaps because its disk is full, gives it up to another host. The last host tries on.
+func TestAVolumeThatAHostCannotPutBackGoesToAnother(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.away, h.out = map[string]bool{"a2": true}, 2*time.Minute
+	h.pass(time.Second)
+	h.releaseAll()
+	h.pass(time.Second)
+	first := h.objects.Volumes["data"].Host
+	says := func(host string, failed bool) *v1.Volume {
+		h.volumes[host] = []*v1.VolumeObserved{{Uid: "uid-data", Failed: failed, Message: "no space left on device"}}
+		h.pass(time.Second)
+		return h.objects.Volumes["data"]
+	}
+	if v := says(first, false); v.Host != first || v.Message != "no space left on device" {
+		t.Errorf("while %s tries, it is %v", first, v)
+	}
+	v := says(first, true)
+	if v.Host == first || v.Host == "a2" || v.Generation != 2 {
+		t.Fatalf("%s has failed, and it is %v", first, v)
+	}
+	second := v.Host
+	v = says(second, true)
+	if v.Host != second || !strings.Contains(v.Message, "host "+second+" could not put it back: no space left on device; no host") {
+		t.Errorf("all have failed, and it is %v", v)
+	}
+	h.pass(noRoomFor)
+	if v := h.objects.Volumes["data"]; v.Host != first {
+		t.Errorf("after a pause it is %v", v)
+	}
+}
+
 // A store that was put back does not know that a volume has got another host.
 func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
 	h := inUse(t)

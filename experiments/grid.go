@@ -172,7 +172,7 @@ func onHosts(s *system.System, hosts string, program []string) (string, error) {
 		return "", err
 	}
 	// The hosts have the same processors, so that mpirun would bind both ranks to the same one.
-	mpirun := exec.Command("mpirun", append([]string{"--allow-run-as-root", "--timeout", "600", "--bind-to", "none", "--host", hosts, "--mca", "btl", "tcp,self"}, program...)...)
+	mpirun := exec.Command("mpirun", append([]string{"--allow-run-as-root", "--timeout", "600", "--bind-to", "none", "--host", hosts, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"}, program...)...)
 	mpirun.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 	var said bytes.Buffer
 	mpirun.Stderr = &said

@@ -57,6 +57,7 @@ type host struct {
 	failures            map[fileOf]int             // of the fetch of a file
 	altered             map[fileOf]bool            // damaged files; nobody has noticed the damage yet
 	disks               map[string]*disk           // volumes, by uid
+	failing             map[string]bool            // volumes that the host could not put back, by uid
 	claims              map[string]*v1.VolumeFacts // volumes that the host reports and does not have, by uid
 	libvirt             libvirtState
 	waiting             []func() // calls that hang until libvirt goes on
@@ -116,7 +117,7 @@ type copyOf struct {
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
 		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
-		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}}
+		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}, failing: map[string]bool{}}
 }
 
 // now returns the host's time. It also tells the agent the time since the boot, because each call of the agent needs both.

@@ -51,7 +51,7 @@ func (h *host) workOnVolumes() {
 		case d != nil && d.working:
 		case w.Discard && d == nil:
 		case w.Discard:
-			h.onVolume(d, func() {
+			h.onVolume(uid, d, func() {
 				h.sim.checkDiscard(h, uid, d)
 				delete(h.disks, uid)
 			})
@@ -61,15 +61,19 @@ func (h *host) workOnVolumes() {
 			}
 			if !h.hasAll(w.Restore, uid) {
 				again = true
+				if lacks := h.lacks(w.Restore, uid); lacks != h.failing[uid] {
+					h.failing[uid] = lacks
+					h.report()
+				}
 				continue
 			}
-			h.onVolume(d, func() {
+			h.onVolume(uid, d, func() {
 				if h.readAll(w.Restore, uid) {
 					h.putBack(uid, w)
 				}
 			})
 		case d == nil && w.Make:
-			h.onVolume(d, func() {
+			h.onVolume(uid, d, func() {
 				if h.disks[uid] != nil {
 					return
 				}
@@ -79,7 +83,7 @@ func (h *host) workOnVolumes() {
 				h.disks[uid] = &disk{facts: w.Facts, line: "new"}
 			})
 		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
-			h.onVolume(d, func() { d.served, d.facts, h.sim.made[uid] = true, w.Facts, true })
+			h.onVolume(uid, d, func() { d.served, d.facts, h.sim.made[uid] = true, w.Facts, true })
 		}
 	}
 	if again {
@@ -93,7 +97,7 @@ func (h *host) workOnVolumes() {
 }
 
 // onVolume does something with a disk after a delay, unless the agent has ended meanwhile. d is nil if there is no disk yet.
-func (h *host) onVolume(d *disk, do func()) {
+func (h *host) onVolume(uid string, d *disk, do func()) {
 	if d != nil {
 		d.working = true
 	}
@@ -105,7 +109,7 @@ func (h *host) onVolume(d *disk, do func()) {
 		if h.life != life || h.agent == nil {
 			return
 		}
-		if !h.full {
+		if h.failing[uid] = h.full; !h.full {
 			do()
 		}
 		h.report()
@@ -133,11 +137,16 @@ func (h *host) putBack(uid string, w *v1.VolumeWanted) {
 func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
 	for _, uid := range slices.Sorted(maps.Keys(h.disks)) {
 		d := h.disks[uid]
-		o := &v1.VolumeObserved{Uid: uid, Ready: d.served, Facts: d.facts}
+		o := &v1.VolumeObserved{Uid: uid, Ready: d.served, Facts: d.facts, Failed: h.failing[uid]}
 		if n := len(d.restored); n > 0 {
 			o.Restored = d.restored[n-1]
 		}
 		list = append(list, o)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(h.failing)) {
+		if h.failing[uid] && h.disks[uid] == nil && h.volumeOrders[uid] != nil {
+			list = append(list, &v1.VolumeObserved{Uid: uid, Failed: true, Message: "it cannot be put back here"})
+		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(h.claims)) {
 		if h.disks[uid] == nil {

@@ -4903,6 +4903,7 @@ type VolumeObserved struct {
 	Facts         *VolumeFacts           `protobuf:"bytes,4,opt,name=facts,proto3" json:"facts,omitempty"`
 	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`   // why it is not ready
 	Restored      string                 `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"` // the latest restore in which its disk was put back
+	Failed        bool                   `protobuf:"varint,7,opt,name=failed,proto3" json:"failed,omitempty"`    // its host has failed for a minute to make it, put it back or serve it, and tries again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4977,6 +4978,13 @@ func (x *VolumeObserved) GetRestored() string {
 		return x.Restored
 	}
 	return ""
+}
+
+func (x *VolumeObserved) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
 }
 
 // CheckpointObserved is a host's report of a guest of a checkpoint.
@@ -7028,7 +7036,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
-	"\x04seal\x18\x06 \x01(\fR\x04seal\"\xbb\x01\n" +
+	"\x04seal\x18\x06 \x01(\fR\x04seal\"\xd3\x01\n" +
 	"\x0eVolumeObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1d\n" +
@@ -7036,7 +7044,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12,\n" +
 	"\x05facts\x18\x04 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
-	"\brestored\x18\x06 \x01(\tR\brestored\"\xe9\x02\n" +
+	"\brestored\x18\x06 \x01(\tR\brestored\x12\x16\n" +
+	"\x06failed\x18\a \x01(\bR\x06failed\"\xe9\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
