@@ -16,6 +16,15 @@ import (
 // leadPause is the pause before a manager stands for election again after a failure.
 const leadPause = time.Second
 
+// renewalTime is how long requests wait at most for a new term.
+const renewalTime = 5 * time.Second
+
+// renewing reports whether this manager has just ended its term and is about to begin another.
+func (m *Manager) renewing() bool {
+	ended := m.renewed.Load()
+	return ended != nil && time.Since(*ended) < renewalTime
+}
+
 // leadRepeatedly stands for election, leads, and stands again, until ctx ends.
 func (m *Manager) leadRepeatedly(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -77,6 +86,8 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	})
 	if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {
 		m.store.RaiseTerm(again.Above)
+		ended := time.Now()
+		m.renewed.Store(&ended)
 	}
 	m.leading.Store(false)
 	cancel(err)

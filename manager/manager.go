@@ -97,6 +97,7 @@ type Manager struct {
 	api       *api.Server
 	leading   atomic.Bool
 	led       atomic.Pointer[time.Time] // the beginning of this manager's latest term
+	renewed   atomic.Pointer[time.Time] // when this manager last ended a term to begin another
 }
 
 // Run runs a manager until ctx ends, and then shuts it down. A kill at any time does no harm.
@@ -210,7 +211,7 @@ func (m *Manager) open(ctx context.Context) error {
 	m.stamps = view.NewStamps(m.authority.Certificate())
 	m.store.SignTerms(func(t *v1.Term) error { return stamp.SignTerm(m.authority, t) })
 	m.api = api.New(api.Options{
-		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), AuditLog: m.auditLog, Leading: m.leading.Load,
+		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), AuditLog: m.auditLog, Leading: m.leading.Load, Renewing: m.renewing,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Began: func() time.Time {
 			if led := m.led.Load(); led != nil {

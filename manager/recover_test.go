@@ -208,24 +208,13 @@ func (r *running) term() uint64 { return r.deps.Load().Term }
 
 func (r *running) holds() bool { return strings.Contains(r.statusText(), "watari recover") }
 
-// whenLeading makes a request, and repeats it while the manager begins a new term.
-func whenLeading[Request, Response any](call func(context.Context, *connect.Request[Request]) (*connect.Response[Response], error), request *Request) (*Response, error) {
-	for {
-		resp, err := call(context.Background(), connect.NewRequest(request))
-		if connect.CodeOf(err) == connect.CodeUnavailable {
-			time.Sleep(20 * time.Millisecond)
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
-	}
-}
-
 // recovery requests a recovery.
 func (r *running) recovery(request *v1.RecoverRequest) (*v1.RecoverResponse, error) {
-	return whenLeading(r.admin.Recover, request)
+	resp, err := r.admin.Recover(context.Background(), connect.NewRequest(request))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg, nil
 }
 
 func (r *running) guests(cluster string) map[string]*v1.Guest {
@@ -295,9 +284,10 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	if text := r.statusText(); !strings.Contains(text, "host a1 took up orders of term") {
 		t.Error(text)
 	}
-	_, err := whenLeading(r.admin.DeleteCluster, &v1.DeleteClusterRequest{Name: "md"})
+	ctx := bounded(t)
+	_, err := r.admin.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "md"}))
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
-	_, err = whenLeading(r.admin.CreateCluster, &v1.CreateClusterRequest{Name: "new", Spec: spec(1)})
+	_, err = r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "new", Spec: spec(1)}))
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
 
 	// The host disconnects, and the manager restarts: it still holds.
@@ -358,7 +348,7 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	if r.holds() {
 		t.Fatal("it holds again")
 	}
-	if _, err := r.admin.DeleteCluster(bounded(t), connect.NewRequest(&v1.DeleteClusterRequest{Name: "lu"})); err != nil {
+	if _, err := r.admin.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: "lu"})); err != nil {
 		t.Fatal(err)
 	}
 	r.await("lu is gone", func() bool { return slices.Equal(host.running(), []string{"md-0"}) })

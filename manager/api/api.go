@@ -47,6 +47,8 @@ type Options struct {
 	RunsDir string
 	// Leading reports whether this manager leads.
 	Leading func() bool
+	// Renewing reports whether this manager has just ended its term and is about to begin another.
+	Renewing func() bool
 	// Began returns when this manager last began to lead; nil: long ago.
 	Began func() time.Time
 	// Signals returns the policies' present knowledge of hosts, and the policy in force, which may be nil. Unset: nothing.

@@ -210,7 +210,7 @@ func (g *guard) check(ctx context.Context, procedure string) error {
 		return fail(connect.CodePermissionDenied, "user %s is not an administrator", c.name)
 	}
 	if !anywhere[procedure] {
-		if err := g.s.mustLead(); err != nil {
+		if err := g.s.mustLead(ctx); err != nil {
 			return err
 		}
 	}
@@ -228,8 +228,18 @@ func (s *Server) mustNotHold() error {
 	return fail(connect.CodeFailedPrecondition, "%s", view.HoldNext)
 }
 
-// mustLead returns an error if this manager does not lead; the error names the leader.
-func (s *Server) mustLead() error {
+// renewalLook is the pause between two looks whether a new term has begun.
+const renewalLook = 20 * time.Millisecond
+
+// mustLead returns an error if this manager does not lead; the error names the leader. While the manager begins a new term,
+// mustLead waits.
+func (s *Server) mustLead(ctx context.Context) error {
+	for !s.Leading() && s.Renewing() && ctx.Err() == nil {
+		select {
+		case <-time.After(renewalLook):
+		case <-ctx.Done():
+		}
+	}
 	if s.Leading() {
 		return nil
 	}

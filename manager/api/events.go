@@ -124,7 +124,7 @@ func (s *Server) Watch(ctx context.Context, r *connect.Request[v1.WatchRequest],
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := s.mustLead(); err != nil {
+		if err := s.mustLead(ctx); err != nil {
 			return err
 		}
 	}

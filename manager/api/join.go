@@ -23,7 +23,7 @@ type joiner struct{ s *Server }
 // Join registers the bearer of a token and issues a certificate. Without a token, it renews the certificate that the caller
 // shows.
 func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
-	if err := j.s.mustLead(); err != nil {
+	if err := j.s.mustLead(ctx); err != nil {
 		return nil, err
 	}
 	id, site, err := j.admit(ctx, r.Msg)

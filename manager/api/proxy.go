@@ -168,7 +168,7 @@ func (s *Server) retry(ctx context.Context, name, uid string, attempt func(g *v1
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 2*time.Second)
-		if err := s.mustLead(); err != nil {
+		if err := s.mustLead(ctx); err != nil {
 			return final{err}
 		}
 	}

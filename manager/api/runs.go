@@ -165,7 +165,7 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 		if !r.Msg.Follow {
 			return nil
 		}
-		if err := s.mustLead(); err != nil {
+		if err := s.mustLead(ctx); err != nil {
 			return err
 		}
 		select {

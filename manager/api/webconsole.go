@@ -130,8 +130,8 @@ func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the request cannot be read", http.StatusBadRequest)
 		return
 	}
-	if !s.Leading() {
-		http.Error(w, s.mustLead().Error(), http.StatusServiceUnavailable)
+	if err := s.mustLead(r.Context()); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	c, refused := callerOf(r.Context()), ""
