@@ -273,7 +273,7 @@ type pass struct {
 	again     time.Time
 	room      *room
 	leaving   *leavingView                      // of the last guest that had to leave its host; nil: none had
-	begun     map[string]int                    // moves that each policy has begun within the last hour; nil: not counted yet
+	lately    *lately                           // what policies' moves have used within the last hour; nil: not counted yet
 	asked     map[string]bool                   // guests whose move this decision has begun, by uid
 	statuses  map[string]ClusterStatus          // by cluster
 	fetching  map[*v1.CheckpointMember][]string // hosts that are to fetch a file

@@ -49,23 +49,22 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
-	why := p.causeToLeave(g, h)
-	if why == nil {
+	for _, why := range p.causesToLeave(g, h) {
+		view := p.viewFor(g)
+		target := view.pick(p, g, p.look().toSite(g, why.policy))
+		if target < 0 {
+			continue
+		}
+		to := view.hosts[target].Name
+		var c Change
+		p.beginMove(&c, g, to, why)
+		p.propose("guest/"+g.Meta.Name, c)
+		p.room.take(to, g.Shape)
+		view.hosts[target].Place(g.Shape)
+		if why.policy != "" {
+			p.look().begins(g, why.policy, to)
+		}
 		return
-	}
-	view := p.viewFor(g)
-	target := view.pick(p, g)
-	if target < 0 {
-		return
-	}
-	to := view.hosts[target].Name
-	var c Change
-	p.beginMove(&c, g, to, *why)
-	p.propose("guest/"+g.Meta.Name, c)
-	p.room.take(to, g.Shape)
-	view.hosts[target].Place(g.Shape)
-	if why.policy != "" {
-		p.begunLately()[why.policy]++
 	}
 }
 
@@ -140,8 +139,9 @@ func (v *leavingView) count(p *pass, guests []*v1.Guest) {
 	}
 }
 
-// pick returns the index of the host to which a guest moves; -1: none can take it.
-func (v *leavingView) pick(p *pass, g *v1.Guest) int {
+// pick returns the index of the host to which a guest moves; -1: none can take it. toSite says why the guest must not move to
+// a site; nil: it may move to each.
+func (v *leavingView) pick(p *pass, g *v1.Guest, toSite func(site string) string) int {
 	if v.open == 0 {
 		return -1
 	}
@@ -151,6 +151,7 @@ func (v *leavingView) pick(p *pass, g *v1.Guest) int {
 		defer func() { v.hosts[i].ClusterGuests++ }()
 	}
 	r := moveRequest(p.Objects, g)
+	bySite(r, toSite)
 	if c := p.Clusters[g.Cluster]; apportioned(c) {
 		if chosen := p.divide(c, v.hosts).neediest(r, v.hosts); chosen >= 0 {
 			return chosen

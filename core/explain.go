@@ -84,6 +84,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 // leaving says what keeps a guest on a host that it has to leave.
 func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host) {
 	if !h.Draining {
+		at := lookAt(e.Objects, e.Reports, e.Usage, p, e.Now)
 		for _, w := range h.Withdrawn {
 			bounds, _ := p.BoundsOf(w.Policy)
 			if bounds == nil {
@@ -91,11 +92,13 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 			}
 			why, _ := mustStay(p, w.Policy, bounds, g, e.ended(g), e.Now)
 			if why == "" {
-				why = spent(w.Policy, bounds, begunLately(e.Migrations, e.Now))
+				why = at.lately.spent(w.Policy, bounds)
 			}
 			if why != "" {
 				l.add("%s does not move it: %s", w.Policy, why)
+				continue
 			}
+			at.farSites(l, g, w.Policy)
 		}
 	}
 	_, explanation, err := PlanMove(e.Objects, e.Reports, g, "", "")
@@ -106,6 +109,23 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 	}
 	for _, line := range explanation {
 		l.add("  %s", line)
+	}
+}
+
+// farSites says to which sites a policy must not move a guest because of the bytes that its moves have sent there.
+func (l *look) farSites(text *lines, g *v1.Guest, name string) {
+	why := l.toSite(g, name)
+	if why == nil {
+		return
+	}
+	sites := map[string]bool{}
+	for _, h := range l.Hosts {
+		sites[siteOf(h)] = true
+	}
+	for _, site := range sortedKeys(sites) {
+		if answer := why(site); answer != "" {
+			text.add("%s does not move it to site %s: %s", name, site, answer)
+		}
 	}
 }
 

@@ -32,6 +32,7 @@ type closer struct {
 	cluster *v1.Cluster
 	guests  []*v1.Guest
 	problem *locality.Problem // nil: there was nothing to plan
+	exceeds string            // why a guest must not move to some site; empty: no guest was refused so
 }
 
 // closer returns the plan of a cluster. why says why no guest is to move; empty: the plan has moves.
@@ -48,7 +49,7 @@ func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan 
 	}
 	bounds, most := &l.policy.Locality.Bounds, mostTogether
 	if bounds.MovesPerHour > 0 {
-		most = min(most, bounds.MovesPerHour-l.begun[policy.LocalityName])
+		most = min(most, bounds.MovesPerHour-l.lately.begun[policy.LocalityName])
 	}
 	pairs := talks(c.guests, l.usage.Traffic)
 	switch {
@@ -57,18 +58,41 @@ func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan 
 	case !c.distant(pairs):
 		return c, plan, "its guests send too little between hosts for a move to pay"
 	case most <= 0:
-		return c, plan, spent(policy.LocalityName, bounds, l.begun)
+		return c, plan, l.lately.spent(policy.LocalityName, bounds)
 	}
 	c.problem = c.describe(pairs, most)
-	plan = c.problem.Plan()
+	plan = c.plan()
 	switch {
 	case len(plan.Moves) > 0:
 		return c, plan, ""
+	case c.exceeds != "":
+		return c, plan, c.exceeds
 	case plan.Stuck:
 		return c, plan, "a better placement is known, but its hosts have no memory for a guest more while guests change places"
 	}
 	return c, plan, fmt.Sprintf("no move or swap saves %.0f %% of the cluster's bytes times distance (%s), with what it sends itself within %s",
 		100*c.problem.LeastGain, rate(plan.Before), l.policy.Locality.Horizon)
+}
+
+// plan returns the plan for the cluster. It ends before the first move that would send more bytes between two sites than the
+// policy's moves may.
+func (c *closer) plan() locality.Plan {
+	plan, sent := c.problem.Plan(), map[link]uint64{}
+	for i, m := range plan.Moves {
+		from, to := c.problem.Hosts[m.From].Site, c.problem.Hosts[m.To].Site
+		on := linkOf(policy.LocalityName, from, to)
+		sent[on] += c.bytes(c.guests[m.Guest])
+		why := c.lately.exceeds(policy.LocalityName, &c.policy.Locality.Bounds, from, to, sent[on])
+		if why == "" {
+			continue
+		}
+		c.exceeds, c.problem.Most = why, i
+		if i == 0 {
+			return locality.Plan{Before: plan.Before, After: plan.Before}
+		}
+		return c.problem.Plan()
+	}
+	return plan
 }
 
 // talks returns the traffic of a cluster's guests with each other.
@@ -140,12 +164,18 @@ func (c *closer) describe(pairs []locality.Pair, most int) *locality.Problem {
 		p.Guests = append(p.Guests, locality.Guest{Name: g.Meta.Name, Host: at, Memory: g.Shape.GetMemoryBytes(), VCPUs: int(g.Shape.GetVcpus()),
 			Stays: c.whyNotMoved(g, beginning) != ""})
 	}
-	requests := make([]*placement.Request, len(c.guests))
+	requests, links := make([]*placement.Request, len(c.guests)), make([]func(site string) string, len(c.guests))
 	p.Allowed = func(guest, host int) bool {
 		if requests[guest] == nil {
-			requests[guest] = moveRequest(c.Objects, c.guests[guest])
+			requests[guest], links[guest] = moveRequest(c.Objects, c.guests[guest]), c.toSite(c.guests[guest], policy.LocalityName)
 		}
 		h := c.room.hosts[host]
+		if links[guest] != nil {
+			if why := links[guest](h.Site); why != "" {
+				c.exceeds = why
+				return false
+			}
+		}
 		h.MemoryUsed = 0 // package locality counts the memory
 		return placement.Check(requests[guest], &h) == ""
 	}
@@ -272,8 +302,8 @@ func (p *pass) beginPlan(c *closer, plan locality.Plan) {
 	p.propose("locality/"+c.cluster.Meta.Name, change)
 	for _, m := range plan.Moves {
 		p.room.take(c.problem.Hosts[m.To].Name, c.guests[m.Guest].Shape)
+		c.begins(c.guests[m.Guest], policy.LocalityName, c.problem.Hosts[m.To].Name)
 	}
-	p.begunLately()[policy.LocalityName] += len(plan.Moves)
 }
 
 // noLongerPays says why a waiting move of policy locality no longer pays; empty: it does. A moving guest counts at its target.

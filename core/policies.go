@@ -243,55 +243,29 @@ type cause struct {
 	bandwidth uint64 // bytes per second; 0: no limit
 }
 
-// causeToLeave returns why a guest has to leave its host; nil: no policy that wants it to leave may move it now.
-func (p *pass) causeToLeave(g *v1.Guest, h *v1.Host) *cause {
+// causesToLeave returns why a guest has to leave its host, the most important cause first. Policies that must not move it now
+// are no cause.
+func (p *pass) causesToLeave(g *v1.Guest, h *v1.Host) (causes []cause) {
 	if h.Draining {
-		return &cause{reason: "host " + g.Host + " is drained"}
+		return []cause{{reason: "host " + g.Host + " is drained"}}
 	}
 	for _, w := range h.Withdrawn {
 		bounds, why := p.Core.policies.policy.BoundsOf(w.Policy)
 		if bounds == nil || p.forbidden(g, w.Policy, bounds) {
 			continue
 		}
-		return &cause{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: bounds.Bandwidth}
+		causes = append(causes, cause{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: bounds.Bandwidth})
 	}
-	return nil
+	return causes
 }
 
-// forbidden reports whether a policy must not move a guest now.
+// forbidden reports whether a policy must not move a guest now, wherever it would go.
 func (p *pass) forbidden(g *v1.Guest, name string, bounds *policy.Bounds) bool {
 	why, until := mustStay(p.Core.policies.policy, name, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	if !until.IsZero() {
 		p.again = earlier(p.again, until)
 	}
-	return why != "" || spent(name, bounds, p.begunLately()) != ""
-}
-
-// begunLately returns how many moves each policy has begun within the last hour, with those of this decision.
-func (p *pass) begunLately() map[string]int {
-	if p.begun == nil {
-		p.begun = begunLately(p.Migrations, p.Now)
-	}
-	return p.begun
-}
-
-// begunLately returns how many of the stored moves each policy has begun within the last hour.
-func begunLately(moves map[string]*v1.Migration, now time.Time) map[string]int {
-	begun := map[string]int{}
-	for _, m := range moves {
-		if age := now.Sub(m.Meta.Created.AsTime()); m.Policy != "" && age >= 0 && age < time.Hour {
-			begun[m.Policy]++
-		}
-	}
-	return begun
-}
-
-// spent says that a policy has begun as many moves as it may; empty: it has not.
-func spent(name string, bounds *policy.Bounds, begun map[string]int) string {
-	if bounds.MovesPerHour == 0 || begun[name] < bounds.MovesPerHour {
-		return ""
-	}
-	return fmt.Sprintf("%s has begun %d moves within the last hour, as many as it may", name, begun[name])
+	return why != "" || p.usedLately().spent(name, bounds) != ""
 }
 
 // lapsed says why a policy's move that waits for its turn must not begin any more; empty: it may.
@@ -319,7 +293,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	return why
 }
 
-// mustStay says why a policy with these bounds must not move a guest now, apart from MovesPerHour (spent); empty: it may.
+// mustStay says why a policy with these bounds must not move a guest now, apart from MovesPerHour and PerLink; empty: it may.
 // ended are the guest's ended moves. For a policy that makes guests leave hosts, only moves by such policies count: a guest
 // that was moved for another reason must not stay on a host whose owner is back. until is when the reason ends, if that is
 // known.

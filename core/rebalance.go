@@ -76,7 +76,7 @@ type look struct {
 	room    *room
 	moves   Moves
 	ended   func(uid string) []*v1.Migration
-	begun   map[string]int // moves within the last hour, by policy
+	lately  *lately
 	now     time.Time
 }
 
@@ -120,7 +120,7 @@ func (l *look) places() *Places {
 			p.Hosts[at].Measured = true
 		}
 		if guest.Stays == "" {
-			guest.Seconds = l.seconds(g)
+			guest.Seconds, guest.Bytes = l.seconds(g), l.bytes(g)
 		}
 		p.at[g.Meta.Uid] = len(p.Guests)
 		p.guests, p.Guests = append(p.guests, g), append(p.Guests, guest)
@@ -197,8 +197,8 @@ func lookAt(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *l
 			ended[m.GuestUid] = append(ended[m.GuestUid], m)
 		}
 	}
-	return &look{Objects: o, reports: r, usage: u, policy: p, room: newRoom(o, r, moves), moves: moves,
-		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(o.Migrations, now), now: now}
+	of := func(uid string) []*v1.Migration { return ended[uid] }
+	return &look{Objects: o, reports: r, usage: u, policy: p, room: newRoom(o, r, moves), moves: moves, ended: of, lately: usedLately(o, r, u, of, now), now: now}
 }
 
 // look returns the input of Places.
@@ -207,7 +207,7 @@ func (p *pass) look() *look {
 		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
 	return &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: p.Core.policies.policy, room: p.room, moves: p.index.moves,
-		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, begun: p.begunLately(), now: p.Now}
+		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, lately: p.usedLately(), now: p.Now}
 }
 
 // Move puts a guest on another host, as if it had moved.
@@ -219,7 +219,10 @@ func (l *look) policies(p *Places) (list []rebalance.Policy) {
 		bounds, _ := l.policy.BoundsOf(name)
 		one := rebalance.Policy{Name: name, Term: term, Weight: o.Weight, LeastGain: o.LeastGain, Horizon: max(time.Minute, bounds.CoolDown).Seconds(), Left: -1}
 		if bounds.MovesPerHour > 0 {
-			one.Left = max(0, bounds.MovesPerHour-l.begun[name])
+			one.Left = max(0, bounds.MovesPerHour-l.lately.begun[name])
+		}
+		if bounds.PerLink > 0 {
+			one.Exceeds = func(from, to string, bytes uint64) string { return l.lately.exceeds(name, bounds, from, to, bytes) }
 		}
 		list = append(list, one)
 	}
@@ -316,13 +319,7 @@ func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 // seconds returns how long a guest's move takes. The best estimate is its last move.
 func (l *look) seconds(g *v1.Guest) float64 {
 	bytes, rate := float64(cmp.Or(l.usage.Guests[g.Meta.Uid].MemoryBytes, g.Shape.GetMemoryBytes())), float64(usualRate)
-	var last *v1.Migration
-	for _, m := range l.ended(g.Meta.Uid) {
-		if m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.TotalMs > 0 && m.Progress.GetTransferredBytes() > 0 && !m.Ended.AsTime().Before(last.GetEnded().AsTime()) {
-			last = m
-		}
-	}
-	if last != nil {
+	if last := lastMove(l.ended(g.Meta.Uid)); last != nil {
 		bytes = float64(last.Progress.TransferredBytes)
 		rate = bytes / (float64(last.TotalMs) / 1000)
 	}

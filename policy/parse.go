@@ -160,6 +160,7 @@ type (
 		CoolDown     *scalar             `yaml:"cool_down"`
 		MovesPerHour *scalar             `yaml:"moves_per_hour"`
 		Bandwidth    *scalar             `yaml:"bandwidth"`
+		PerLink      *scalar             `yaml:"per_link_per_hour"`
 		QuietHours   []entry[windowText] `yaml:"quiet_hours"`
 		Exempt       exemptText          `yaml:"exempt"`
 	}
@@ -537,6 +538,9 @@ func (r *reader) bounds(l boundsText, coolDown time.Duration) Bounds {
 	if l.Bandwidth != nil {
 		made.Bandwidth = r.bandwidth(l.Bandwidth)
 	}
+	if l.PerLink != nil {
+		made.PerLink = r.perLink(l.PerLink)
+	}
 	bound(r, "quiet_hours", l.QuietHours)
 	for _, w := range l.QuietHours {
 		made.QuietHours = append(made.QuietHours, r.window(w.value, w.line, "quiet_hours"))
@@ -549,6 +553,15 @@ func (r *reader) bandwidth(s *scalar) uint64 {
 	n, err := humanize.ParseBytes(strings.TrimSuffix(s.text, "/s"))
 	if err != nil || n < 1<<20 || n > 1<<40 {
 		r.fail(s.errorf("bandwidth: %q is not a rate from 1MiB/s to 1TiB/s", s.text))
+	}
+	return n
+}
+
+// perLink reads a number of bytes: "20GB" or "20GiB".
+func (r *reader) perLink(s *scalar) uint64 {
+	n, err := humanize.ParseBytes(s.text)
+	if err != nil || n < 1<<20 || n > 1<<50 {
+		r.fail(s.errorf("per_link_per_hour: %q is not a size from 1MiB to 1PiB, such as 20GB", s.text))
 	}
 	return n
 }

@@ -96,6 +96,7 @@ type Bounds struct {
 	CoolDown     time.Duration // least time between two moves of one guest by policies; 0: none
 	MovesPerHour int           // of all guests together; 0: no bound
 	Bandwidth    uint64        // of a move, bytes per second; 0: no bound
+	PerLink      uint64        // bytes that all moves together send between two sites within an hour; 0: no bound
 	QuietHours   []Window      // without moves
 	Exempt       Exempt
 }

@@ -56,6 +56,8 @@ func TestErrorsNameTheirLine(t *testing.T) {
 		{"zone", "time_zone: Mars/Olympus\n", "line 1: time_zone"},
 		{"pattern", "exempt:\n  clusters: ['[']\n", "line 2: clusters"},
 		{"bandwidth", "harvest:\n  bandwidth: fast\n", "line 2: bandwidth"},
+		{"bytes of a link", "balance:\n  cool_down: 1m\n  per_link_per_hour: 20\n", `line 3: per_link_per_hour: "20" is not a size from 1MiB to 1PiB, such as 20GB`},
+		{"rate for a size", "harvest:\n  per_link_per_hour: 20GB/s\n", "line 2: per_link_per_hour"},
 		{"not a group", "hello", "line 1: a group of keys is wanted"},
 		{"value for a list", "owners:\n- busy: 5\n", "line 2: a list is wanted"},
 		{"value for a group", "harvest:\n  throttle: 5\n", "line 2: a group of keys is wanted"},
@@ -445,7 +447,7 @@ func TestTheGuidesExample(t *testing.T) {
 }
 
 func TestPoliciesThatDecideByUse(t *testing.T) {
-	p, err := Parse("balance:\n  measure: guests\n  least_gain: 0.8\n  moves_per_hour: 12\n  exempt: {guests: [a-*]}\nspread: {weight: 2, interval: 30s, cool_down: 1m}\n")
+	p, err := Parse("balance:\n  measure: guests\n  least_gain: 0.8\n  moves_per_hour: 12\n  exempt: {guests: [a-*]}\nspread: {weight: 2, interval: 30s, cool_down: 1m, per_link_per_hour: 20GB}\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +455,7 @@ func TestPoliciesThatDecideByUse(t *testing.T) {
 	if b := p.Balance; !is || every != 10*time.Second || !b.Guests || b.LeastGain != 0.8 || b.CoolDown != 5*time.Minute || b.MovesPerHour != 12 || b.Weight != 1 {
 		t.Errorf("%+v, every %v", b, every)
 	}
-	if s := p.Spread; s.Weight != 2 || s.CoolDown != time.Minute || p.Pack != nil {
+	if s := p.Spread; s.Weight != 2 || s.CoolDown != time.Minute || s.PerLink != 20e9 || p.Balance.PerLink != 0 || p.Pack != nil {
 		t.Errorf("%+v", s)
 	}
 	if p, err = Parse("pack: {max_load: 0.7}\n"); err != nil || p.Pack.MaxLoad != 0.7 {

@@ -7,6 +7,7 @@ package rebalance
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -33,6 +34,7 @@ type Guest struct {
 	Request       *placement.Request
 	Stays         string  // why no policy may move it now; empty: they may
 	Seconds       float64 // that a move takes
+	Bytes         uint64  // that a move sends
 	Lost          float64 // the work that a move costs, in seconds of one processor
 }
 
@@ -74,6 +76,9 @@ type Policy struct {
 	Horizon float64
 	// Left is how many more moves the policy may begin; negative: any number.
 	Left int
+	// Exceeds returns why the policy's moves must not send so many more bytes between two sites; empty: they may. nil: there is
+	// no bound.
+	Exceeds func(from, to string, bytes uint64) string
 	// Silent policies propose no moves. Their costs count all the same.
 	Silent bool
 }
@@ -208,10 +213,15 @@ func (s *State) Try(moves []Move, horizon float64) bool {
 // enough reports whether a net gain is enough for a policy.
 func (p *Policy) enough(net float64) bool { return net >= p.LeastGain && net > 1e-9 }
 
-// may reports whether a policy may begin a move of the guest now.
-func (s *State) may(guest int, by *Policy) string {
+// may returns why a policy must not begin a guest's move to a host now; empty: it may.
+func (s *State) may(guest, to int, by *Policy) string {
 	if by.Left >= 0 && s.begun[by.Name] >= by.Left {
 		return "it has begun as many moves as it may"
+	}
+	if from := s.At[guest]; by.Exceeds != nil && s.site[from] != s.site[to] {
+		if why := by.Exceeds(s.Hosts[from].Site, s.Hosts[to].Site, s.sent[s.link(by.Name, from, to)]+s.Guests[guest].Bytes); why != "" {
+			return why
+		}
 	}
 	if s.Forbids == nil {
 		return ""
@@ -280,7 +290,7 @@ func (s *State) bestMove() (best *Proposal) {
 		for _, to := range s.targets(g, mostTarget) {
 			gain, by := s.gain(g, to)
 			cost := s.Guests[g].Lost / by.Horizon
-			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 || s.may(g, by) != "" {
+			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 || s.may(g, to, by) != "" {
 				continue
 			}
 			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: s.Guests[g].Seconds}
@@ -305,12 +315,13 @@ func (s *State) bestPair(left int) (best []Proposal) {
 		from := s.At[a]
 		for _, to := range s.targets(a, pairHosts) {
 			first, by := s.gain(a, to)
-			if s.may(a, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left {
+			if s.may(a, to, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left {
 				continue
 			}
 			s.trying = true
 			s.reserve(a, to, 1)
 			s.turn(from, to, 1)
+			s.sent[s.link(by.Name, from, to)] += s.Guests[a].Bytes
 			s.shift(a, to)
 			for _, b := range s.partners(a, from, to) {
 				for _, second := range append([]int{from}, s.targets(b, pairHosts)...) {
@@ -320,7 +331,7 @@ func (s *State) bestPair(left int) (best []Proposal) {
 					pairs++
 					more, _ := s.gain(b, second)
 					cost := (s.Guests[a].Lost + s.Guests[b].Lost) / by.Horizon
-					if gained := first + more - cost; !by.enough(gained) || gained <= net+1e-12 || s.refuses(b, second) != "" || s.may(b, by) != "" {
+					if gained := first + more - cost; !by.enough(gained) || gained <= net+1e-12 || s.refuses(b, second) != "" || s.may(b, second, by) != "" {
 						continue
 					}
 					net = first + more - cost
@@ -330,6 +341,7 @@ func (s *State) bestPair(left int) (best []Proposal) {
 				}
 			}
 			s.shift(a, from)
+			s.sent[s.link(by.Name, from, to)] -= s.Guests[a].Bytes
 			s.turn(from, to, -1)
 			s.reserve(a, to, -1)
 			s.trying = false
@@ -362,8 +374,8 @@ func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	if !is || left <= 0 {
 		return nil
 	}
-	steps := term.empty(s, func(g, to int) bool { return s.fits(g, to) && s.refuses(g, to) == "" && s.may(g, policy) == "" })
-	if len(steps) == 0 || len(steps) > left || policy.Left >= 0 && s.begun[policy.Name]+len(steps) > policy.Left {
+	steps := term.empty(s, func(g, to int) bool { return s.fits(g, to) && s.refuses(g, to) == "" && s.may(g, to, policy) == "" })
+	if len(steps) == 0 || len(steps) > left || policy.Left >= 0 && s.begun[policy.Name]+len(steps) > policy.Left || s.exceed(steps, policy) {
 		return nil
 	}
 	gain, lost := 0.0, 0.0
@@ -389,6 +401,19 @@ func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	return group
 }
 
+// exceed reports whether moves together would send more bytes between two sites than the policy's moves may.
+func (s *State) exceed(steps []step, by *Policy) bool {
+	sent := maps.Clone(s.sent)
+	defer func() { s.sent = sent }()
+	return slices.ContainsFunc(steps, func(m step) bool {
+		if s.may(m.guest, m.to, by) != "" {
+			return true
+		}
+		s.sent[s.link(by.Name, s.At[m.guest], m.to)] += s.Guests[m.guest].Bytes
+		return false
+	})
+}
+
 // Option is a host to which a guest could move.
 type Option struct {
 	Host   int
@@ -411,7 +436,7 @@ func (p *Problem) Consider(guest int) (options []Option) {
 		case !by.enough(o.Net):
 			o.Refuse = "too little is gained"
 		default:
-			o.Refuse = s.may(guest, by)
+			o.Refuse = s.may(guest, to, by)
 		}
 		for _, h := range []int{s.At[guest], to} {
 			if o.Refuse == "" && s.turns[h] <= 0 {

@@ -2,6 +2,7 @@ package rebalance
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +29,7 @@ func some(t *rapid.T) *Problem {
 	for i := range number("guests", 1, 10) {
 		host := number("host", 0, len(p.Hosts)-1)
 		cluster := number("cluster", 0, 2)
-		g := Guest{Name: fmt.Sprintf("g%d", i), Cluster: fmt.Sprint(cluster), Host: host, Demand: float64(number("demand", 0, 4)) / 2, Lost: float64(number("lost", 0, 60)),
+		g := Guest{Name: fmt.Sprintf("g%d", i), Cluster: fmt.Sprint(cluster), Host: host, Demand: float64(number("demand", 0, 4)) / 2, Lost: float64(number("lost", 0, 60)), Bytes: uint64(number("bytes", 1, 2)),
 			Request: &placement.Request{Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: gib}, Spread: v1.Spread(cluster)}}
 		if cluster == 0 {
 			g.Request.Sites = []string{"a"}
@@ -42,6 +43,14 @@ func some(t *rapid.T) *Problem {
 	term := rapid.SampledFrom([]Policy{{Name: "balance", Term: &Load{}}, {Name: "pack", Term: &Pack{MaxLoad: 1, FillTo: 0.9}}}).Draw(t, "policy")
 	for _, one := range []Policy{term, {Name: "spread", Term: Spread{}}} {
 		one.Weight, one.LeastGain, one.Horizon, one.Left = 1, 0.2, 60, number("left", -1, 3)
+		if most := number("link", -1, 5); most >= 0 {
+			one.Exceeds = func(from, to string, bytes uint64) string {
+				if bytes > uint64(most) {
+					return "the link is used up"
+				}
+				return ""
+			}
+		}
 		p.Policies = append(p.Policies, one)
 	}
 	p.Forbids = func(guest int, policy string) string {
@@ -56,6 +65,23 @@ func some(t *rapid.T) *Problem {
 // spreadCost returns the cost of uneven clusters, counted anew.
 func spreadCost(p *Problem) float64 { return Spread{}.Cost(newState(p)) }
 
+// sender counts the bytes that the moves of each policy send between sites a and b.
+type sender struct {
+	*Problem
+	sent map[string]uint64
+}
+
+// exceeds counts a move, and reports whether its policy's moves send too many bytes.
+func (s sender) exceeds(m Proposal) bool {
+	from, to := s.Hosts[m.From].Site, s.Hosts[m.To].Site
+	if from == to {
+		return false
+	}
+	s.sent[m.Policy] += s.Guests[m.Guest].Bytes
+	i := slices.IndexFunc(s.Policies, func(p Policy) bool { return p.Name == m.Policy })
+	return s.Policies[i].Exceeds != nil && s.Policies[i].Exceeds(from, to, s.sent[m.Policy]) != ""
+}
+
 func TestPlansKeepTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := some(t)
@@ -63,7 +89,7 @@ func TestPlansKeepTheirBounds(t *testing.T) {
 		if len(plan) > p.Most {
 			t.Fatalf("%d proposals of at most %d", len(plan), p.Most)
 		}
-		moved, begun := map[int]bool{}, map[string]int{}
+		moved, begun, s := map[int]bool{}, map[string]int{}, sender{p, map[string]uint64{}}
 		turns := make([]int, len(p.Hosts))
 		for i := range turns {
 			turns[i] = p.Hosts[i].Turns
@@ -81,6 +107,8 @@ func TestPlansKeepTheirBounds(t *testing.T) {
 				t.Fatalf("guest %s moves from %s to %s, one of which is closed", g.Name, p.Hosts[m.From].Name, to.Name)
 			case m.Policy != "pack" && (turns[m.From] <= 0 || turns[m.To] <= 0):
 				t.Fatalf("guest %s moves from %s to %s, one of which has no turn left", g.Name, p.Hosts[m.From].Name, to.Name)
+			case s.exceeds(m):
+				t.Fatalf("the moves of policy %s send too many bytes between two sites", m.Policy)
 			case m.Net() < 0.2-1e-9 || m.Why == "":
 				t.Fatalf("a proposal gains %v: %q", m.Net(), m.Why)
 			}

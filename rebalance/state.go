@@ -24,7 +24,8 @@ type State struct {
 	site   []int // of each host, a number
 	moved  []bool
 	begun  map[string]int // moves that were taken, by policy
-	trying bool           // a move is tried, and will be taken back before anything is sorted again
+	sent   map[link]uint64
+	trying bool // a move is tried, and will be taken back before anything is sorted again
 	// Marks of what a search has seen.
 	stamp     int
 	seenHost  []int
@@ -36,6 +37,18 @@ type Cluster struct {
 	Guests []int
 	hosts  counts
 	sites  counts
+}
+
+// link is a policy and two sites, by their numbers. State.sent has the bytes that the taken moves of the policy send between
+// the sites.
+type link struct {
+	policy string
+	a, b   int
+}
+
+// link returns the link for a policy's move between two hosts.
+func (s *State) link(policy string, from, to int) link {
+	return link{policy, min(s.site[from], s.site[to]), max(s.site[from], s.site[to])}
 }
 
 // counts are the numbers of guests at some hosts or sites. There are few, so a list is faster than a map.
@@ -69,7 +82,7 @@ func newState(p *Problem) *State {
 	n := len(p.Hosts)
 	s := &State{Problem: p, At: make([]int, len(p.Guests)), On: make([][]int, n), Demand: make([]float64, n), Of: make([]int, len(p.Guests)),
 		memory: make([]uint64, n), vcpus: make([]uint32, n), turns: make([]int, n), site: make([]int, n), moved: make([]bool, len(p.Guests)),
-		begun: map[string]int{}, seenHost: make([]int, n), seenGuest: make([]int, len(p.Guests))}
+		begun: map[string]int{}, sent: map[link]uint64{}, seenHost: make([]int, n), seenGuest: make([]int, len(p.Guests))}
 	sites, clusters := map[string]int{}, map[string]int{}
 	number := func(of map[string]int, name string) int {
 		i, known := of[name]
@@ -161,6 +174,7 @@ func (s *State) take(p Proposal) {
 	s.turn(p.From, p.To, 1)
 	s.moved[p.Guest] = true
 	s.begun[p.Policy]++
+	s.sent[s.link(p.Policy, p.From, p.To)] += s.Guests[p.Guest].Bytes
 	s.shift(p.Guest, p.To)
 }
 
