@@ -78,16 +78,21 @@ func lastMove(ended []*v1.Migration) (last *v1.Migration) {
 	return last
 }
 
-// bytesOfMove estimates how many bytes a guest's move sends: as many as its last move has sent or, without one, its memory.
+// passes returns how often a move sends a guest's memory, on average, if the guest changes memory at one rate and the move sends
+// it at the other. Each pass over memory sends what the guest has changed during the pass before: a geometric series.
+func passes(dirty, rate float64) float64 { return 1 / (1 - min(dirty/rate, mostDirty)) }
+
+// bytesOfMove estimates how many bytes a guest's move sends: as many as its last move has sent or, without one, its memory and
+// what it changes meanwhile.
 func bytesOfMove(g *v1.Guest, ended []*v1.Migration, u *Usage) uint64 {
 	if last := lastMove(ended); last != nil {
 		return last.Progress.TransferredBytes
 	}
-	resident := uint64(0)
+	var used GuestUsage
 	if u != nil {
-		resident = u.Guests[g.GetMeta().GetUid()].MemoryBytes
+		used = u.Guests[g.GetMeta().GetUid()]
 	}
-	return cmp.Or(resident, g.GetShape().GetMemoryBytes())
+	return uint64(float64(cmp.Or(used.MemoryBytes, g.GetShape().GetMemoryBytes())) * passes(used.DirtyRate, usualRate))
 }
 
 // spent says that a policy has begun as many moves as it may; empty: it has not.

@@ -53,6 +53,10 @@ func TestBytesBetweenSitesAreCounted(t *testing.T) {
 			h.record("1", h.now, v1.MigrationState_MIGRATION_STATE_TRANSFERRING, 0)
 			h.usage = &Usage{Guests: map[string]GuestUsage{h.objects.Guests["md-0"].Meta.Uid: {MemoryBytes: 1 << 20}}}
 		}, 1 << 20},
+		{"memory that changes", func(h *household) {
+			h.record("1", h.now, v1.MigrationState_MIGRATION_STATE_TRANSFERRING, 0)
+			h.usage = &Usage{Guests: map[string]GuestUsage{h.objects.Guests["md-0"].Meta.Uid: {MemoryBytes: 1 << 20, DirtyRate: usualRate / 2}}}
+		}, 2 << 20},
 		{"more than the memory", func(h *household) {
 			h.record("1", h.now, v1.MigrationState_MIGRATION_STATE_TRANSFERRING, 3<<30)
 		}, 3 << 30},

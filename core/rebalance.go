@@ -28,6 +28,7 @@ type GuestUsage struct {
 	CPU         float64 // cores
 	Wait        float64 // cores for which its virtual CPUs waited for a processor
 	MemoryBytes uint64  // resident
+	DirtyRate   float64 // bytes per second of memory pages that it changes; 0: none, or not known
 	Known       time.Duration
 }
 
@@ -53,6 +54,9 @@ const fillTo = 0.9
 const (
 	// usualRate is the assumed rate of a move for which there is no better estimate, in bytes per second.
 	usualRate = 100 << 20
+	// mostDirty bounds the part of a move's rate that a guest's changes use up. QEMU slows a guest down that changes memory faster
+	// (auto-converge), after two passes over its memory and then with each pass. So a move takes about five times as long, at most.
+	mostDirty = 0.8
 	// workLostMoving is the part of a guest's work that is lost while its memory is sent.
 	workLostMoving = 0.3
 	// pauseAtEnd is how long the whole cluster waits at the end of a move.
@@ -120,7 +124,9 @@ func (l *look) places() *Places {
 			p.Hosts[at].Measured = true
 		}
 		if guest.Stays == "" {
-			guest.Seconds, guest.Bytes = l.seconds(g), l.bytes(g)
+			var again float64
+			guest.Seconds, again = l.seconds(g)
+			guest.Bytes, guest.LostAgain = l.bytes(g), workLostMoving*guest.Demand*again
 		}
 		p.at[g.Meta.Uid] = len(p.Guests)
 		p.guests, p.Guests = append(p.guests, g), append(p.Guests, guest)
@@ -316,19 +322,23 @@ func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	return ""
 }
 
-// seconds returns how long a guest's move takes. The best estimate is its last move.
-func (l *look) seconds(g *v1.Guest) float64 {
-	bytes, rate := float64(cmp.Or(l.usage.Guests[g.Meta.Uid].MemoryBytes, g.Shape.GetMemoryBytes())), float64(usualRate)
+// seconds returns how long a guest's move takes, and the part of that time in which it sends memory again that the guest has
+// changed. The best estimate is the guest's last move. again is then 0, because that move does not tell the part.
+func (l *look) seconds(g *v1.Guest) (whole, again float64) {
+	used, rate := l.usage.Guests[g.Meta.Uid], float64(usualRate)
+	bytes, dirty := float64(cmp.Or(used.MemoryBytes, g.Shape.GetMemoryBytes())), used.DirtyRate
 	if last := lastMove(l.ended(g.Meta.Uid)); last != nil {
 		bytes = float64(last.Progress.TransferredBytes)
-		rate = bytes / (float64(last.TotalMs) / 1000)
+		rate, dirty = bytes/(float64(last.TotalMs)/1000), 0
 	}
 	for _, name := range []string{policy.BalanceName, policy.PackName, policy.SpreadName} {
 		if bounds, _ := l.policy.BoundsOf(name); bounds != nil && bounds.Bandwidth > 0 {
 			rate = min(rate, float64(bounds.Bandwidth))
 		}
 	}
-	return bytes / rate
+	once := bytes / rate
+	whole = once * passes(dirty, rate)
+	return whole, whole - once
 }
 
 // rebalance begins the proposed moves, once for each usage.
@@ -378,13 +388,15 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 		l.add("what guests use is not known yet")
 		return
 	}
-	places := PlacesOf(e.Objects, e.Reports, e.Usage, p, e.Now)
+	look := lookAt(e.Objects, e.Reports, e.Usage, p, e.Now)
+	places := look.places()
 	at, is := places.at[g.Meta.Uid]
 	if !is {
 		return
 	}
 	used, guest := e.Usage.Guests[g.Meta.Uid], places.Guests[at]
-	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s", used.CPU, used.Wait, max(1, guest.Seconds))
+	_, again := look.seconds(g)
+	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s%s", used.CPU, used.Wait, max(1, guest.Seconds), sentAgain(again, used.DirtyRate))
 	if guest.Stays != "" {
 		l.add("no policy moves it by what it uses: %s", guest.Stays)
 		return
@@ -400,6 +412,14 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 	if left := len(options) - mostOptions; left > 0 {
 		l.add("  and %d more hosts", left)
 	}
+}
+
+// sentAgain says which part of a move's time, in seconds, comes from memory that the guest changes; empty: hardly any.
+func sentAgain(again, dirty float64) string {
+	if again < 1 {
+		return ""
+	}
+	return fmt.Sprintf(", %.0f s of which for memory that the guest changes meanwhile, %s", again, rate(dirty))
 }
 
 // touches reports whether this decision has already changed an object that a change expects unchanged, or already moves a

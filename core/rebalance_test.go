@@ -236,3 +236,37 @@ func TestGuestsAreCounted(t *testing.T) {
 		t.Errorf("guests: %v", count)
 	}
 }
+
+func TestAGuestThatChangesMemoryTakesLongerToMove(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		dirty float64 // MiB/s
+		moved bool    // the guests have moved before
+		moves bool
+		why   string // part of the explanation of md-0
+	}{
+		{"idle memory", 0, false, true, "a move takes about 164 s\n"},
+		{"some", 50, false, true, "a move takes about 328 s, 164 s of which for memory that the guest changes meanwhile, 50 MiB/s"},
+		{"as fast as a move", 100, false, false, "a move takes about 819 s, 655 s of which for memory that the guest changes meanwhile, 100 MiB/s"},
+		{"as fast as a move", 100, false, false, "refused: too little is gained, because a move sends much memory again that the guest changes meanwhile"},
+		{"faster", 1000, false, false, "a move takes about 819 s"},
+		{"the last move is known", 1000, true, true, "a move takes about 10 s\n"},
+	} {
+		h := small(t, "balance: {least_gain: 1}\n", 3)
+		h.use(1, nil)
+		for uid, g := range h.usage.Guests {
+			g.MemoryBytes, g.DirtyRate = 16<<30, c.dirty*(1<<20)
+			h.usage.Guests[uid] = g
+		}
+		for name, g := range h.objects.Guests {
+			if c.moved {
+				h.objects.Migrations[name] = &v1.Migration{Meta: &v1.Meta{Name: name}, Guest: name, GuestUid: g.Meta.Uid, State: v1.MigrationState_MIGRATION_STATE_DONE,
+					Ended: timestamppb.New(h.now.Add(-2 * time.Hour)), TotalMs: 10_000, Progress: &v1.MigrationProgress{TransferredBytes: 1 << 30}}
+			}
+		}
+		got := h.explained("md-0")
+		if h.pass(0); (h.moves() != "") != c.moves || !strings.Contains(got, c.why) {
+			t.Errorf("%s: moves %q; it is explained by\n%s", c.name, h.moves(), got)
+		}
+	}
+}

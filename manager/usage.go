@@ -46,7 +46,7 @@ func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	}
 	for _, g := range s.Guests {
 		mean, known := m.history.GuestMean(g.Meta.Uid, since)
-		usage.Guests[g.Meta.Uid] = core.GuestUsage{CPU: mean.Cpu, Wait: mean.CpuWait, MemoryBytes: mean.MemoryBytes, Known: known}
+		usage.Guests[g.Meta.Uid] = core.GuestUsage{CPU: mean.Cpu, Wait: mean.CpuWait, MemoryBytes: mean.MemoryBytes, DirtyRate: mean.DirtyRate, Known: known}
 	}
 	return usage
 }

@@ -36,6 +36,7 @@ type Guest struct {
 	Seconds       float64 // that a move takes
 	Bytes         uint64  // that a move sends
 	Lost          float64 // the work that a move costs, in seconds of one processor
+	LostAgain     float64 // the part of Lost that is due to memory that the guest changes during the move
 }
 
 // Term is one part of the objective, as a cost. Moved keeps it up to date with the guests' places.
@@ -435,6 +436,9 @@ func (p *Problem) Consider(guest int) (options []Option) {
 		case o.Refuse != "":
 		case !by.enough(o.Net):
 			o.Refuse = "too little is gained"
+			if again := p.Guests[guest].LostAgain / by.Horizon; by.enough(o.Net + again) {
+				o.Refuse = "too little is gained, because a move sends much memory again that the guest changes meanwhile"
+			}
 		default:
 			o.Refuse = s.may(guest, to, by)
 		}

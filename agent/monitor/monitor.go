@@ -30,6 +30,8 @@ type Config struct {
 	OwnerGuest string
 	// Moved returns how many bytes migrations have received from other hosts, and sent to them; nil: not counted.
 	Moved func() (received, sent uint64)
+	// DirtyRates measures for a second or two how fast guests write to memory, bytes per second by uid; nil: not measured.
+	DirtyRates func(ctx context.Context) (map[string]float64, error)
 }
 
 // Host measures the host as a whole; load.Reader implements it.
@@ -65,6 +67,7 @@ type Monitor struct {
 	mu     sync.Mutex
 	latest *v1.HostSample
 	next   chan struct{}
+	dirty  map[string]float64 // see Config.DirtyRates. It never changes; a new measurement makes a new map.
 }
 
 // New makes a monitor of a host. Close closes its input devices.
@@ -91,6 +94,9 @@ const (
 func (m *Monitor) Run(ctx context.Context) {
 	defer m.Close()
 	go m.logind.run(ctx)
+	if m.config.DirtyRates != nil {
+		go m.followDirtyRates(ctx)
+	}
 	owner := &watch{root: m.config.Root, inputs: &m.inputs, logind: m.logind}
 	look := time.NewTicker(lookForOwnerEvery)
 	defer look.Stop()
@@ -179,7 +185,9 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	m.measureTaps(guests, since)
 	m.measurePeers(guests, now)
 	m.measureMoves(s, since)
+	dirty := m.dirtyRates()
 	for _, uid := range slices.Sorted(maps.Keys(guests)) {
+		guests[uid].DirtyRate = dirty[uid]
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes
 	}

@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -419,4 +421,27 @@ func TestVirtualCPUsThatWait(t *testing.T) {
 	near(t, "one that began", f.sample(0).Guests[0].CpuWait, 0.5)
 	thread(73, "CPU 1/TCG", time.Hour+time.Second)
 	near(t, "and then", f.sample(0).Guests[0].CpuWait, 1)
+}
+
+func TestSamplesHaveTheLastDirtyRates(t *testing.T) {
+	f := newFake(t)
+	f.run(qemu(70, uidA, "md-0", 0))
+	near(t, "before the first measurement", f.sample(0).Guests[0].DirtyRate, 0)
+	for _, c := range []struct {
+		rates map[string]float64
+		err   error
+		want  float64
+	}{
+		{map[string]float64{uidA: 5e6}, nil, 5e6},
+		{map[string]float64{uidA: 7e6}, nil, 7e6},
+		{map[string]float64{"another": 7e6}, nil, 0},
+		{map[string]float64{uidA: 5e6}, nil, 5e6},
+		{nil, errors.New("no daemon"), 0},
+	} {
+		f.monitor.config.DirtyRates = func(context.Context) (map[string]float64, error) { return c.rates, c.err }
+		f.monitor.measureDirtyRates(t.Context())
+		for range 2 {
+			near(t, fmt.Sprint(c), f.sample(time.Second).Guests[0].DirtyRate, c.want)
+		}
+	}
 }

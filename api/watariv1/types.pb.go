@@ -2073,6 +2073,7 @@ type GuestSample struct {
 	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
 	CpuWait       float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
 	Peers         []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
+	DirtyRate     float64                `protobuf:"fixed64,9,opt,name=dirty_rate,json=dirtyRate,proto3" json:"dirty_rate,omitempty"`      // bytes per second of memory pages that it changes, measured every 2 minutes; 0: none, or not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2161,6 +2162,13 @@ func (x *GuestSample) GetPeers() []*GuestTraffic {
 		return x.Peers
 	}
 	return nil
+}
+
+func (x *GuestSample) GetDirtyRate() float64 {
+	if x != nil {
+		return x.DirtyRate
+	}
+	return 0
 }
 
 // GuestTraffic is what a guest has sent to another guest.
@@ -6743,7 +6751,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0emigration_sent\x18\x0e \x01(\x01R\rmigrationSent\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\xe2\x01\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\x81\x02\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -6752,7 +6760,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
 	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12\x19\n" +
 	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\x12-\n" +
-	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\"<\n" +
+	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\x12\x1d\n" +
+	"\n" +
+	"dirty_rate\x18\t \x01(\x01R\tdirtyRate\"<\n" +
 	"\fGuestTraffic\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\"\x94\x01\n" +

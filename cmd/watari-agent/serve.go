@@ -65,9 +65,12 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	info.RelayPort = uint32(network.RelayPort())
-	var peers *tunnel.Tunnels // set before anything calls the functions below
+	// These are set before anything calls the functions below.
+	var peers *tunnel.Tunnels
+	var libvirt *vm.Libvirt
 	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent,
-		Moved: func() (received, sent uint64) { return peers.Moved() }, OwnerGuest: o.ownerGuest})
+		Moved: func() (received, sent uint64) { return peers.Moved() }, OwnerGuest: o.ownerGuest,
+		DirtyRates: func(ctx context.Context) (map[string]float64, error) { return libvirt.DirtyRates(ctx) }})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}
@@ -83,7 +86,7 @@ func serve(ctx context.Context, o options) error {
 	if err := vm.RecoverUserfaults(); err != nil {
 		log.Warn("userfaultfd stays allowed to all processes", "error", err)
 	}
-	libvirt, err := vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
+	libvirt, err = vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,8 @@ var (
 	guestMemory     = describe("guest_memory_bytes", "Resident memory of a guest on its host.", "guest", "host")
 	guestReceived   = describe("guest_receive_bytes_per_second", "What a guest receives from its cluster's network.", "guest", "host")
 	guestSent       = describe("guest_transmit_bytes_per_second", "What a guest sends into its cluster's network.", "guest", "host")
-	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent}
+	guestDirty      = describe("guest_dirty_bytes_per_second", "Memory pages that a guest changes, measured every 2 minutes.", "guest", "host")
+	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent, guestDirty}
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -137,5 +138,6 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 		gauge(guestMemory, float64(g.MemoryBytes), g.Name, h.Name)
 		gauge(guestReceived, g.Received, g.Name, h.Name)
 		gauge(guestSent, g.Sent, g.Name, h.Name)
+		gauge(guestDirty, g.DirtyRate, g.Name, h.Name)
 	}
 }

@@ -75,6 +75,7 @@ var guestFields = []field[*v1.GuestSample]{
 	{mean, (*v1.GuestSample).GetReceived, func(s *v1.GuestSample, v float64) { s.Received = v }},
 	{mean, (*v1.GuestSample).GetSent, func(s *v1.GuestSample, v float64) { s.Sent = v }},
 	{mean, (*v1.GuestSample).GetCpuWait, func(s *v1.GuestSample, v float64) { s.CpuWait = v }},
+	{mean, (*v1.GuestSample).GetDirtyRate, func(s *v1.GuestSample, v float64) { s.DirtyRate = v }},
 }
 
 // pressure returns the field of one kind of pressure. It keeps the share of time in which some tasks waited.
