@@ -108,7 +108,7 @@ func network(o Options) (*Result, error) {
 		return nil, err
 	}
 	// Rank 0 alone writes a result.
-	pingPong := []string{"sh", "-c", fmt.Sprintf("f=$(mktemp) && NPopenmpi -u %d -n 8 -o $f >&2 && cat $f; rm -f $f", mostBytes)}
+	pingPong := []string{"sh", "-c", fmt.Sprintf("f=$(mktemp) && NPopenmpi -u %d -n 8 -p 0 -o $f >&2 && cat $f; rm -f $f", mostBytes)}
 	hosts := func(pair string) func() (string, error) {
 		return func() (string, error) { return onHosts(s, pair, pingPong) }
 	}

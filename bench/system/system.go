@@ -149,7 +149,8 @@ func (s *System) fed(in io.Reader, args ...string) (string, error) {
 	c.Stderr = &stderr
 	out, err := c.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("watari %s: %w\n%s%s", strings.Join(args, " "), err, out, stderr.String())
+		events, _ := s.Command(ctx, "events", "--last", "20").CombinedOutput() // the system is removed before anybody can ask
+		return string(out), fmt.Errorf("watari %s: %w\n%s%sThe last events:\n%s", strings.Join(args, " "), err, out, stderr.String(), events)
 	}
 	return string(out), nil
 }
