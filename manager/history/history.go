@@ -167,7 +167,7 @@ func (h *History) Latest(host string) *v1.HostSample {
 	return nil
 }
 
-// Host returns a host's usage since a time, oldest first, in the finest steps that reach back that far. Steps without values
+// Host returns a host's usage since a time, oldest first, in the finest steps that are kept of each time. Steps without values
 // are left out. Pressure is that of some tasks, and users are not kept.
 func (h *History) Host(name string, since time.Time) []*v1.HostSample {
 	h.mu.Lock()

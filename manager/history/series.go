@@ -116,20 +116,32 @@ func (r ring) expire(of resolution, now int64) {
 	}
 }
 
-// read calls each with the rows since a time, oldest first, of the finest resolution that reaches back that far. A row has
-// width values; read leaves out rows without any value.
+// late is how much later than it was made a request for a resolution's whole reach may be answered.
+const late = time.Minute
+
+// read calls each with the rows since a time, oldest first. Where a finer resolution reaches, the rows are the finer ones. A
+// row has width values; read leaves out rows without any value.
 func (s *series) read(now, since time.Time, width int, each func(at time.Time, step time.Duration, row []float64)) {
 	if s == nil {
 		return
 	}
-	i := 0
-	for i < len(resolutions)-1 && now.Sub(since) > resolutions[i].reach() {
-		i++
+	for i := len(resolutions) - 1; i > 0; i-- {
+		if finer := resolutions[i-1].reach(); now.Sub(since) > finer+late {
+			r := resolutions[i]
+			end := now.Add(-finer).UnixNano()/int64(r.step) + 1 // the first step that the finer resolution has completely
+			s.readSteps(i, now, since, end, width, each)
+			since = time.Unix(0, end*int64(r.step))
+		}
 	}
+	s.readSteps(0, now, since, now.UnixNano()/int64(resolutions[0].step)+1, width, each)
+}
+
+// readSteps is read for the steps of a resolution up to the one with the number end.
+func (s *series) readSteps(i int, now, since time.Time, end int64, width int, each func(at time.Time, step time.Duration, row []float64)) {
 	r := resolutions[i]
 	row := make([]float64, width)
 	first := max(since.UnixNano(), now.Add(-r.reach()-time.Duration(r.page)*r.step).UnixNano()) / int64(r.step)
-	for number := first; number <= now.UnixNano()/int64(r.step); number++ {
+	for number := first; number < end; number++ {
 		rows := s.rings[i][number/int64(r.page)]
 		at := int(number%int64(r.page)) * width
 		if at+width > len(rows) {
