@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// agentMetricsPort is where a host's agent serves metrics, at the host's address. No route leads there from outside this machine.
+const agentMetricsPort = "7074"
+
 // setUpAgent decides how a host's agent is started. It gets a join token for an agent that has not joined.
 func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string, had bool) (agentSetup, error) {
 	joined := l.kind(host).joined()
@@ -48,6 +51,7 @@ func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string
 		"--manager", manager, "--token-file", "/var/lib/watari/agent/token",
 		"--state", "/var/lib/watari/agent", "--run", "/run/watari",
 		"--name", host.Name, "--site", host.Site, "--lan-address", host.Address.String(),
+		"--metrics", net.JoinHostPort(host.Address.String(), agentMetricsPort),
 	}
 	if o.Lent {
 		arguments = append(arguments, "--lent")

@@ -3,13 +3,16 @@ package test
 // monitor_test.go - who uses the hosts: measurements, history and display.
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,23 +76,74 @@ func TestWhoUsesTheHosts(t *testing.T) {
 // prometheusPort is where the test's Prometheus listens.
 const prometheusPort = "9091"
 
-// A real Prometheus finds data for each expression of the dashboard.
+// A real Prometheus asks the manager, and then the agent of one host. Each time it finds data for each expression of the
+// dashboard.
 func TestPrometheusAndTheDashboard(t *testing.T) {
+	newCluster(t, "seen", 1)
+	settled(t, "seen", 1)
+	host := guestNamed(t, "seen-0").Host
+	owner(t, host, "types")
+	address := decoded[struct{ Info struct{ LanAddress string } }](t, "host", "show", host).Info.LanAddress
+	manager, agent := "127.0.0.1:7073", address+":7074"
+	for _, target := range []string{manager, agent} {
+		t.Run(target, func(t *testing.T) {
+			prometheus(t, target)
+			for _, expression := range dashboardExpressions(t) {
+				until(t, time.Minute, expression, func() (bool, string) {
+					n, err := query(strings.ReplaceAll(expression, "$site", ".*"))
+					return n > 0, fmt.Sprint(n, " results, ", err)
+				})
+			}
+		})
+	}
+	if all, own := metricsOf(t, manager), metricsOf(t, agent); !slices.Equal(all, own) {
+		t.Errorf("the manager has the metrics\n%q\nand the agent of host %s has\n%q", all, host, own)
+	}
+}
+
+// metricsOf returns the names of Watari's metrics that a daemon serves. Prometheus' own tool checks all of the daemon's metrics.
+func metricsOf(t *testing.T, target string) (names []string) {
+	t.Helper()
+	response, err := http.Get("http://" + target + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK {
+		t.Fatalf("%s answers %s: %v", target, response.Status, err)
+	}
+	check := exec.Command("promtool", "check", "metrics")
+	check.Stdin = bytes.NewReader(text)
+	if out, err := check.CombinedOutput(); err != nil {
+		t.Errorf("promtool complains about the metrics of %s: %v\n%s", target, err, out)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, is := strings.CutPrefix(line, "# TYPE watari_"); is {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		t.Errorf("%s serves no metrics of Watari:\n%s", target, text)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// prometheus runs a Prometheus that asks a daemon for its metrics, until the test ends.
+func prometheus(t *testing.T, target string) {
+	t.Helper()
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
 		t.Fatal("needs prometheus: scripts/setup.sh test")
 	}
-	newCluster(t, "seen", 1)
-	settled(t, "seen", 1)
-	must(t, "lab", "owner", "--name", labName, "a1", "types")
-	t.Cleanup(func() { must(t, "lab", "owner", "--name", labName, "a1", "away") })
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	if err := os.WriteFile(config, []byte(`scrape_configs:
+	if err := os.WriteFile(config, fmt.Appendf(nil, `scrape_configs:
   - job_name: watari
     scrape_interval: 1s
-    static_configs: [{targets: ["127.0.0.1:7073"]}]
-`), 0o644); err != nil {
+    static_configs: [{targets: [%q]}]
+`, target), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	server := exec.Command(program, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:"+prometheusPort)
@@ -109,12 +163,6 @@ func TestPrometheusAndTheDashboard(t *testing.T) {
 			t.Logf("Prometheus says:\n%s", text)
 		}
 	})
-	for _, expression := range dashboardExpressions(t) {
-		until(t, time.Minute, expression, func() (bool, string) {
-			n, err := query(strings.ReplaceAll(expression, "$site", ".*"))
-			return n > 0, fmt.Sprint(n, " results, ", err)
-		})
-	}
 }
 
 func dashboardExpressions(t *testing.T) (all []string) {
