@@ -30,6 +30,7 @@ import (
 
 	"connectrpc.com/connect"
 	"go.etcd.io/etcd/server/v3/embed"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // running is a manager of a test.
@@ -49,6 +50,7 @@ type running struct {
 	deps     atomic.Pointer[controller.Deps] // the controller's latest dependencies
 	consoles atomic.Int32
 	problems []string // problems of hosts that connect from now on
+	busy     bool     // owners use the hosts that connect from now on
 	boot     string   // part of their boot ids
 }
 
@@ -195,12 +197,45 @@ func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlSer
 	return watariv1connect.NewControlServiceClient(client, r.url), client
 }
 
-// fakeHost is an agent that starts every ordered guest at once.
+// fakeHost is an agent that starts every ordered guest at once, and makes and restores every ordered checkpoint.
 type fakeHost struct {
 	watariv1connect.UnimplementedAgentServiceHandler
 	info     *v1.HostInfo
 	problems []string      // reported problems
+	busy     bool          // its owner uses it
 	consoles *atomic.Int32 // read so far, of all hosts
+}
+
+// Samples says each second what is in use, if the host's owner uses it.
+func (f *fakeHost) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], out *connect.ServerStream[v1.HostSample]) error {
+	for f.busy {
+		if err := out.Send(&v1.HostSample{At: timestamppb.Now(), Seconds: 1, CpuOwner: 2, MemoryAvailableBytes: 3 << 30}); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return connect.NewError(connect.CodeUnimplemented, errors.New("nothing is measured here"))
+}
+
+// checkpointed is what a host reports at once when it is ordered to save a guest.
+func checkpointed(w *v1.CheckpointWanted) *v1.CheckpointObserved {
+	o := &v1.CheckpointObserved{CheckpointId: w.CheckpointId, GuestUid: w.GuestUid, Epoch: w.Epoch}
+	switch w.Order {
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+		o.Phase = v1.CheckpointPhase_CHECKPOINT_PHASE_READY
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP:
+		o.Phase = v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE, v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
+		o.Phase = v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN
+		o.File = &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + hexOf(w.CheckpointId+w.GuestUid), Size: 1 << 20}, StateBytes: 1 << 20}
+	default:
+		return nil
+	}
+	return o
 }
 
 // Console makes a guest write "one " on the first host that is asked, and "two" on another, which has nothing at first.
@@ -230,9 +265,18 @@ func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWan
 		}
 		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration(), Problems: f.problems}
 		for _, g := range w.Guests {
-			if g.Role == v1.GuestRole_GUEST_ROLE_RUN {
+			switch {
+			case g.Role == v1.GuestRole_GUEST_ROLE_RUN:
 				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,
 					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true})
+			case g.Restore != nil:
+				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,
+					Condition: v1.GuestCondition_GUEST_CONDITION_RECEIVED})
+			}
+		}
+		for _, c := range w.Checkpoints {
+			if o := checkpointed(c); o != nil {
+				report.Checkpoints = append(report.Checkpoints, o)
 			}
 		}
 	}
@@ -258,7 +302,7 @@ func (r *running) dial(name string, pair ca.KeyPair) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	f := &fakeHost{consoles: &r.consoles, problems: r.problems, info: &v1.HostInfo{BootId: "boot-" + r.boot + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
+	f := &fakeHost{consoles: &r.consoles, problems: r.problems, busy: r.busy, info: &v1.HostInfo{BootId: "boot-" + r.boot + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
 	if r.guest != nil {

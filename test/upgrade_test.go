@@ -215,7 +215,7 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// restartManager ends the manager by `watari down`, and starts the installed one.
+// restartManager ends the manager by `watari down`, and starts another, which may be a newly installed one.
 func restartManager(t *testing.T) {
 	t.Helper()
 	must(t, "down", "--state", shared.state)
