@@ -149,7 +149,7 @@ func TestWhoUsesTheWebConsole(t *testing.T) {
 }
 
 // chromium returns a browser's window, and a function that returns the errors in its console.
-func chromium(t *testing.T) (ctx context.Context, complaints func() []string) {
+func chromium(t *testing.T, more ...chromedp.ExecAllocatorOption) (ctx context.Context, complaints func() []string) {
 	t.Helper()
 	path := ""
 	for _, name := range []string{"chromium", "google-chrome", "chrome"} {
@@ -163,7 +163,7 @@ func chromium(t *testing.T) (ctx context.Context, complaints func() []string) {
 	}
 	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.Flag("ignore-certificate-errors", true),
 		chromedp.Flag("force-color-profile", "srgb"), chromedp.WindowSize(1280, 800), chromedp.WSURLReadTimeout(time.Minute))
-	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(options, more...)...)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
@@ -229,7 +229,21 @@ func tabTo(t *testing.T, ctx context.Context, what, expression string) {
 // unnamed returns the controls that a screen reader cannot name.
 func unnamed(t *testing.T, ctx context.Context) (list []string) {
 	t.Helper()
-	controls := []string{"button", "link", "textbox", "searchbox", "combobox", "image", "progressbar"}
+	controls := []string{"button", "link", "textbox", "searchbox", "combobox", "image", "progressbar", "dialog"}
+	for _, n := range heard(t, ctx) {
+		if slices.Contains(controls, n.role) && n.name == "" {
+			list = append(list, n.role)
+		}
+	}
+	return list
+}
+
+// thing is an element of the page, as a screen reader tells of it.
+type thing struct{ role, name string }
+
+// heard returns what a screen reader finds.
+func heard(t *testing.T, ctx context.Context) (list []thing) {
+	t.Helper()
 	type text struct {
 		Value any `json:"value"`
 	}
@@ -247,12 +261,14 @@ func unnamed(t *testing.T, ctx context.Context) (list []string) {
 		t.Fatal(err)
 	}
 	for _, n := range tree.Nodes {
-		if n.Ignored || n.Role == nil || !slices.Contains(controls, fmt.Sprint(n.Role.Value)) {
+		if n.Ignored || n.Role == nil {
 			continue
 		}
-		if n.Name == nil || n.Name.Value == "" {
-			list = append(list, fmt.Sprint(n.Role.Value))
+		found := thing{role: fmt.Sprint(n.Role.Value)}
+		if n.Name != nil {
+			found.name = fmt.Sprint(n.Name.Value)
 		}
+		list = append(list, found)
 	}
 	if len(tree.Nodes) < 10 {
 		t.Errorf("a screen reader finds %d things", len(tree.Nodes))

@@ -2,7 +2,7 @@
 
 import { call } from "./control.js";
 import { ask, h, say, when } from "./dom.js";
-import { attempt, trouble } from "./app.js";
+import { trouble } from "./app.js";
 
 export function policyView(main) {
   const text = h("textarea", { id: "text", wrap: "off", spellcheck: "false", "aria-describedby": "hint" }), versions = h("select", { id: "versions" }), span = h("select", { id: "span" },
@@ -16,7 +16,8 @@ export function policyView(main) {
     result);
   let policies = [], inForce = 0;
 
-  async function load() {
+  // load shows the versions, and the text of the one in force unless the editor keeps its own.
+  async function load(keep = false) {
     try {
       policies = (await call("ListPolicies")).policies ?? [];
     } catch (e) {
@@ -25,7 +26,8 @@ export function policyView(main) {
     }
     inForce = policies[0]?.version ?? 0;
     versions.replaceChildren(...policies.map((p, i) => h("option", { value: i }, `${p.version}${i ? "" : ", in force"}${p.note ? `: ${p.note}` : ""}, ${when(p.meta?.created)}`)));
-    text.value = policies[0]?.text ?? "";
+    if (keep) versions.selectedIndex = -1;
+    else text.value = policies[0]?.text ?? "";
   }
   versions.onchange = () => { text.value = policies[versions.value]?.text ?? ""; };
 
@@ -45,10 +47,17 @@ export function policyView(main) {
   async function apply() {
     if (!await ask("Apply this policy? Guests move by it from now on.", "Apply")) return;
     result.replaceChildren();
-    if (await attempt("the policy is applied", () => call("ApplyPolicy", { text: text.value, note: note.value, expectVersion: inForce }))) {
-      say(result, "It is in force.");
-      load();
+    try {
+      await call("ApplyPolicy", { text: text.value, note: note.value, expectVersion: inForce });
+    } catch (e) {
+      const other = e.code === "failed_precondition"; // somebody else has applied another version
+      if (other) await load(true);
+      result.replaceChildren(h("p", { class: "error" }, `The policy is not applied: ${e.message}`), ...other ? [h("p", {}, "It is among the versions above. Apply again to replace it.")] : []);
+      return;
     }
+    say(result, "It is in force.");
+    note.value = "";
+    load();
   }
   load();
   return {};
