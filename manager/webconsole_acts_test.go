@@ -1,6 +1,7 @@
 package manager
 
-// webconsole_acts_test.go - what users change in the web console: policies. A real browser, and the keyboard alone.
+// webconsole_acts_test.go - what users change in the web console: policies and checkpoints. A real browser, and the keyboard
+// alone.
 
 import (
 	"context"
@@ -208,6 +209,118 @@ func TestAPolicyIsAppliedInABrowser(t *testing.T) {
 		said("that it is in force", "It is in force.")
 		if now := r.inForce(); now.Version != before.Version+4 || now.Text != "harvest: {}\n" {
 			t.Errorf("in force is %v", now)
+		}
+	})
+	if list := complaints(); len(list) > 0 {
+		t.Errorf("the browser complains: %q", list)
+	}
+}
+
+func TestCheckpointsInABrowser(t *testing.T) {
+	ctx, complaints := chromium(t)
+	r := start(t, t.TempDir())
+	r.host("a1")
+	r.image("mpi")
+	if _, err := r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(2)})); err != nil {
+		t.Fatal(err)
+	}
+	// kept returns the checkpoints as the manager has them, by name.
+	kept := func() map[string]*v1.Checkpoint {
+		list, err := r.admin.ListCheckpoints(ctx, connect.NewRequest(&v1.ListCheckpointsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]*v1.Checkpoint{}
+		for _, c := range list.Msg.Checkpoints {
+			all[c.Meta.Name] = c
+		}
+		return all
+	}
+	restore := func() *v1.Restore {
+		list, err := r.admin.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: "md"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list.Msg.Clusters[0].Restore
+	}
+	row := func(name string) string {
+		return `[...document.querySelectorAll("main tbody tr")].find((e) => e.firstChild.textContent.split(" ")[0] === "` + name + `")`
+	}
+	r.open(ctx)
+	shows(t, ctx, "two guests that run", `[...document.querySelectorAll(".chip")].filter((e) => e.getAttribute("aria-label").includes("running")).length === 2`)
+	goTo(t, ctx, "checkpoints")
+	shows(t, ctx, "the cluster", `document.getElementById("cluster")?.value === "md"`)
+
+	t.Run("make", func(t *testing.T) {
+		for _, name := range []string{"md-c1", "md-c2", "md-c3"} {
+			pressButton(t, ctx, "Make a checkpoint")
+			shows(t, ctx, "the checkpoint "+name, row(name)+`?.textContent.includes("done")`)
+			if c := kept()[name]; c.GetState() != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Cluster != "md" || len(c.Members) != 2 || !strings.Contains(c.Reason, "admin") {
+				t.Errorf("the manager has %v", c)
+			}
+			focused(t, ctx, "Make a checkpoint")
+		}
+		found(t, ctx, thing{"combobox", "Cluster"}, thing{"button", "Restore md-c1"}, thing{"button", "Pin md-c1"}, thing{"button", "Delete md-c1"}, thing{"table", "Checkpoints"})
+	})
+	t.Run("pin", func(t *testing.T) {
+		pressButton(t, ctx, "Pin md-c1")
+		shows(t, ctx, "that it is pinned", row("md-c1")+`.textContent.startsWith("md-c1 (pinned)")`)
+		if !kept()["md-c1"].Pinned {
+			t.Error("the manager has not pinned it")
+		}
+		focused(t, ctx, "Unpin md-c1")
+		press(t, ctx, kb.Enter)
+		shows(t, ctx, "that it is not pinned", `!`+row("md-c1")+`.textContent.includes("(pinned)")`)
+		if kept()["md-c1"].Pinned {
+			t.Error("the manager has not unpinned it")
+		}
+		focused(t, ctx, "Pin md-c1")
+	})
+	t.Run("restore", func(t *testing.T) {
+		pressButton(t, ctx, "Restore md-c1")
+		asked(t, ctx, "Go back to md-c1? What the guests of md have done since is lost.", "Go back", false)
+		focused(t, ctx, "Restore md-c1")
+		if now := restore(); now != nil {
+			t.Errorf("the cluster goes back although the answer was no: %v", now)
+		}
+		press(t, ctx, kb.Enter)
+		asked(t, ctx, "Go back to md-c1?", "Go back", true)
+		shows(t, ctx, "what was done, to a screen reader", `document.getElementById("said").textContent === "cluster md goes back to md-c1"`)
+		r.await("the cluster goes on from the checkpoint", func() bool {
+			now := restore()
+			return now.GetCheckpointUid() == kept()["md-c1"].Meta.Uid && now.State == v1.RestoreState_RESTORE_STATE_DONE
+		})
+	})
+	t.Run("a refusal", func(t *testing.T) {
+		if _, err := r.admin.StopGuest(ctx, connect.NewRequest(&v1.StopGuestRequest{Name: "md-1"})); err != nil {
+			t.Fatal(err)
+		}
+		pressButton(t, ctx, "Make a checkpoint")
+		shows(t, ctx, "what was refused, and why", `(e => !e.hidden && e.getAttribute("role") === "alert" && e.textContent.startsWith("make a checkpoint of cluster md: ") && e.textContent.includes("md-1"))(document.getElementById("trouble"))`)
+		if n := len(kept()); n != 3 {
+			t.Errorf("there are %d checkpoints", n)
+		}
+	})
+	t.Run("delete", func(t *testing.T) {
+		pressButton(t, ctx, "Delete md-c2")
+		asked(t, ctx, "Delete checkpoint md-c2?", "Delete", false)
+		focused(t, ctx, "Delete md-c2")
+		if kept()["md-c2"] == nil {
+			t.Error("it is deleted although the answer was no")
+		}
+		next := []string{"md-c1", "md-c3", ""} // has the focus after each
+		for i, name := range []string{"md-c2", "md-c1", "md-c3"} {
+			press(t, ctx, kb.Enter)
+			asked(t, ctx, "Delete checkpoint "+name+"?", "Delete", true)
+			shows(t, ctx, "that it is gone", `!`+row(name))
+			if kept()[name] != nil {
+				t.Errorf("the manager still has %s", name)
+			}
+			if next[i] == "" {
+				focused(t, ctx, "Make a checkpoint")
+			} else {
+				focused(t, ctx, "Delete "+next[i])
+			}
 		}
 	})
 	if list := complaints(); len(list) > 0 {

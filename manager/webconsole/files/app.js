@@ -29,15 +29,15 @@ export function trouble(text) {
   e.hidden = !text;
 }
 
-// attempt does something for the user, and shows why it failed.
-export async function attempt(what, does) {
+// attempt does something for the user: it says what was done, or shows what was tried and why it failed.
+export async function attempt(tried, done, does) {
   try {
     trouble("");
     await does();
-    tell(what);
+    tell(done);
     return true;
   } catch (e) {
-    trouble(`${what}: ${e.message}`);
+    trouble(`${tried}: ${e.message}`);
     return false;
   }
 }

@@ -22,23 +22,22 @@ export function say(e, text) {
 // selection stay.
 export function keyed(parent, items, keyOf, make, update) {
   const have = parent.kept ??= new Map();
-  const now = new Set();
+  const now = new Set(items.map(keyOf));
+  for (const [key, e] of have) { // first, so that no element has to change places with one that goes, and loses the focus
+    if (!now.has(key)) {
+      e.remove();
+      have.delete(key);
+    }
+  }
   let at = null;
   for (const item of items) {
     const key = keyOf(item);
-    now.add(key);
     let e = have.get(key);
     if (!e) have.set(key, (e = make(item)));
     update(e, item);
     const next = at ? at.nextSibling : parent.firstChild;
     if (next !== e) parent.insertBefore(e, next);
     at = e;
-  }
-  for (const [key, e] of have) {
-    if (!now.has(key)) {
-      e.remove();
-      have.delete(key);
-    }
   }
 }
 

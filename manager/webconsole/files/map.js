@@ -144,7 +144,7 @@ async function details(uid) {
     h("h3", {}, "What is decided about it, and why"), why,
     h("div", { class: "row" }, h("label", { for: "to" }, "Move it to"), hosts,
       h("button", { type: "button", class: "main", onclick: async () => {
-        if (await attempt(`move of ${g.meta.name} asked for`, () => call("Migrate", { guest: g.meta.name, toHost: hosts.value }))) dialog.close();
+        if (await attempt(`move guest ${g.meta.name}`, `guest ${g.meta.name} is to move`, () => call("Migrate", { guest: g.meta.name, toHost: hosts.value }))) dialog.close();
       } }, "Move"), h("button", { type: "button", onclick: () => dialog.close() }, "Close")));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

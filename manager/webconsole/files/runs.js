@@ -14,7 +14,7 @@ export function runsView(main) {
   head.hidden = out.hidden = true;
 
   async function stop() {
-    if (await ask(`Cancel run ${chosen}? Its processes are ended.`, "Cancel the run")) await attempt(`run ${chosen} is being cancelled`, () => call("CancelRun", { name: chosen }));
+    if (await ask(`Cancel run ${chosen}? Its processes are ended.`, "Cancel the run")) await attempt(`cancel run ${chosen}`, `run ${chosen} is being cancelled`, () => call("CancelRun", { name: chosen }));
   }
 
   function choose(run) {
