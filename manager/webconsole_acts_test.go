@@ -327,3 +327,28 @@ func TestCheckpointsInABrowser(t *testing.T) {
 		t.Errorf("the browser complains: %q", list)
 	}
 }
+
+func TestARefusedMoveInABrowser(t *testing.T) {
+	ctx, _ := chromium(t)
+	r := start(t, t.TempDir())
+	r.host("a1")
+	r.image("mpi")
+	if _, err := r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	r.host("a2")
+	if _, err := r.admin.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: "a2"})); err != nil {
+		t.Fatal(err)
+	}
+	r.open(ctx)
+	tabTo(t, ctx, "the guest", `e.classList.contains("chip") && e.textContent === "md-0"`)
+	press(t, ctx, kb.Enter)
+	tabTo(t, ctx, "the choice of a host", `e.id === "to"`)
+	press(t, ctx, kb.ArrowDown)
+	tabTo(t, ctx, "the button that moves the guest", `e.textContent === "Move"`)
+	press(t, ctx, kb.Enter)
+	shows(t, ctx, "in the dialog, why the move is refused", `document.querySelector('dialog[open] [role="alert"]')?.textContent.startsWith("move guest md-0: ") && document.querySelector('dialog[open] [role="alert"]').textContent.includes("a2")`)
+	if !slices.ContainsFunc(heard(t, ctx), func(e thing) bool { return e.role == "alert" }) {
+		t.Error("a screen reader does not hear it")
+	}
+}

@@ -22,22 +22,21 @@ let view = null, leave = () => {};
 // tell shows a text where a screen reader hears it.
 export const tell = (text) => say(document.getElementById("said"), text);
 
-// trouble shows what is wrong; empty: nothing is.
-export function trouble(text) {
-  const e = document.getElementById("trouble");
+// trouble shows what is wrong; empty: nothing is. A dialog has an element of its own for that.
+export function trouble(text, e = document.getElementById("trouble")) {
   say(e, text);
   e.hidden = !text;
 }
 
 // attempt does something for the user: it says what was done, or shows what was tried and why it failed.
-export async function attempt(tried, done, does) {
+export async function attempt(tried, done, does, element) {
   try {
-    trouble("");
+    trouble("", element);
     await does();
     tell(done);
     return true;
   } catch (e) {
-    trouble(`${tried}: ${e.message}`);
+    trouble(`${tried}: ${e.message}`, element);
     return false;
   }
 }

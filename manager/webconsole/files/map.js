@@ -135,7 +135,8 @@ function animate(root, places) {
 async function details(uid) {
   const g = world.guests.find((x) => x.meta.uid === uid);
   if (!g) return;
-  const why = h("ul"), hosts = h("select", { id: "to" }, h("option", { value: "" }, "the best host"),
+  // What is wrong is said inside the dialog: it covers the page, and a screen reader hears nothing behind it.
+  const refused = h("p", { class: "error", role: "alert", hidden: true }), why = h("ul"), hosts = h("select", { id: "to" }, h("option", { value: "" }, "the best host"),
     ...world.hosts.filter((x) => x.meta.name !== g.host).map((x) => h("option", {}, x.meta.name)));
   const fact = (name, value) => (value ? [h("dt", {}, name), h("dd", {}, String(value))] : []);
   const dialog = h("dialog", { "aria-labelledby": "guest" }, h("h2", { id: "guest" }, `Guest ${g.meta.name}`),
@@ -144,8 +145,8 @@ async function details(uid) {
     h("h3", {}, "What is decided about it, and why"), why,
     h("div", { class: "row" }, h("label", { for: "to" }, "Move it to"), hosts,
       h("button", { type: "button", class: "main", onclick: async () => {
-        if (await attempt(`move guest ${g.meta.name}`, `guest ${g.meta.name} is to move`, () => call("Migrate", { guest: g.meta.name, toHost: hosts.value }))) dialog.close();
-      } }, "Move"), h("button", { type: "button", onclick: () => dialog.close() }, "Close")));
+        if (await attempt(`move guest ${g.meta.name}`, `guest ${g.meta.name} is to move`, () => call("Migrate", { guest: g.meta.name, toHost: hosts.value }), refused)) dialog.close();
+      } }, "Move"), h("button", { type: "button", onclick: () => dialog.close() }, "Close")), refused);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
