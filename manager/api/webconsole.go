@@ -4,6 +4,7 @@ package api
 // and which is valid once, for a cookie. The cookie stands for the user who made the key, with all rights of that user.
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -29,6 +30,8 @@ const (
 	// mostLogins bounds the links and sessions of one user; the one that expires first is dropped.
 	mostLogins = 100
 	cookieName = "__Host-watari"
+	// noLogin is the reason for refusing a browser that has neither a key nor a cookie nor a user's certificate.
+	noLogin = "you are not logged in; `watari console` prints a link"
 )
 
 // logins are unused links, and sessions of browsers. They are only in memory, so a restarted manager has none.
@@ -138,8 +141,12 @@ func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
 	if k, good := s.logins.take(asked.Key, true); good {
 		c = who(s.Store.Snapshot(), k.user)
 		refused = c.why
-	} else if asked.Key != "" || c.kind != ca.KindUser {
+	} else if asked.Key != "" {
 		refused = "the link has been used already, or is too old; `watari console` makes another one"
+	} else if c.kind != ca.KindUser && r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		refused = cmp.Or(c.why, noLogin)
+	} else if c.kind != ca.KindUser {
+		refused = noLogin
 	}
 	if refused != "" {
 		s.recordHTTP(c, r, "LogIn", "web console", http.StatusUnauthorized, refused)
@@ -163,7 +170,7 @@ func (s *Server) logOut(w http.ResponseWriter, r *http.Request) {
 // byCookie puts the cookie's user into the request's context. The guard then checks the user's rights.
 func (s *Server) byCookie(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := caller{why: "you are not logged in; `watari console` prints a link"}
+		c := caller{why: noLogin}
 		if cookie, err := r.Cookie(cookieName); err == nil {
 			if k, good := s.logins.take(cookie.Value, false); good {
 				c = who(s.Store.Snapshot(), k.user)
