@@ -459,6 +459,9 @@ func (p *pass) plannedOf(of origin, ready func() bool) {
 	}
 	last := of.GetMeta().Created.AsTime()
 	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
+		if now := p.working.Checkpoints[c.Meta.Name]; now != nil { // it may have ended in this pass
+			c = now
+		}
 		if ended := c.Ended.AsTime(); ended.After(last) && !ended.After(p.Now) { // the clock may have been set back since
 			last = ended
 		}

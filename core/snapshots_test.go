@@ -84,6 +84,9 @@ func TestSnapshotsOfAVolume(t *testing.T) {
 		t.Fatalf("the snapshot is %v", c)
 	}
 	h.snapshot("data-s1")
+	if n := len(h.objects.Checkpoints); n != 1 {
+		t.Errorf("%d snapshots are there as soon as the first one is done", n)
+	}
 	h.sharing = true
 	orders := h.pass(100 * time.Millisecond)
 	if got := fetchersOf(orders, "uid-data-s1", "a2"); len(got) != 1 {
