@@ -108,6 +108,14 @@ func (k *identityKeeper) ready() bool {
 	return !k.stale && (k.isReady || time.Now().Before(k.trusted))
 }
 
+// answers reports whether the guest has its identity, and its agent answers calls. A guest that is ordered to end is no longer
+// ready, but may answer.
+func (k *identityKeeper) answers() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.given != nil || time.Now().Before(k.trusted)
+}
+
 func (k *identityKeeper) run(ctx context.Context) {
 	defer k.channel.Close()
 	wait := time.Duration(0)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -19,6 +20,7 @@ import (
 
 	"watari/agent/domain"
 	"watari/agent/machine"
+	"watari/agent/volume"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
@@ -53,6 +55,7 @@ type outside struct {
 	applied         [][]string      // the local guests of each Apply
 	limiter         Limiter
 	watchdog        Watchdog
+	volumes         VolumeHost        // nil: no guest has a volume
 	limits          []*v1.GuestLimits // in the order in which they were set
 	limitErr        error
 
@@ -87,7 +90,7 @@ func (o *outside) start() (stop func()) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{BootId: o.bootID}, Load: load,
 		FreeMemory: func() uint64 { return o.free },
 		Processes:  o.processes,
-		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Limiter: o.limiter, Watchdog: o.watchdog, Dial: o.dial})
+		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Limiter: o.limiter, Watchdog: o.watchdog, Dial: o.dial, Volumes: o.volumes})
 	if err != nil {
 		cancel()
 		o.t.Fatal(err)
@@ -383,6 +386,28 @@ func (g stubGuest) SetTime(context.Context, *connect.Request[v1.SetTimeRequest])
 	defer g.o.mu.Unlock()
 	g.o.say("set time")
 	return connect.NewResponse(&v1.SetTimeResponse{}), nil
+}
+
+func (g stubGuest) Sync(context.Context, *connect.Request[v1.SyncRequest]) (*connect.Response[v1.SyncResponse], error) {
+	g.o.mu.Lock()
+	defer g.o.mu.Unlock()
+	g.o.say("sync")
+	return connect.NewResponse(&v1.SyncResponse{}), nil
+}
+
+// stubVolumes gives each guest a socket at which nobody serves a volume.
+type stubVolumes struct{ o *outside }
+
+func (v stubVolumes) VolumeSocket(guest string) (string, error) {
+	return filepath.Join(v.o.dir, guest), nil
+}
+
+func (v stubVolumes) QEMUUser() (volume.User, bool) {
+	return volume.User{UID: os.Getuid(), GID: os.Getgid()}, true
+}
+
+func (v stubVolumes) Carry(context.Context, net.Conn, *v1.BlobPeer, string) error {
+	return errors.New("nobody serves it")
 }
 
 // Network, images, tunnels.

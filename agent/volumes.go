@@ -479,7 +479,7 @@ func (k *volumeKeeper) sync(ctx context.Context, g *guest) {
 	k.mu.Lock()
 	has := k.guests[g.uid] != nil && k.ending[g.uid]
 	k.mu.Unlock()
-	if !has || !g.identity.ready() {
+	if !has || !g.identity.answers() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, syncTime)

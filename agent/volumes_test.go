@@ -3,8 +3,10 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "watari/api/watariv1"
 )
@@ -55,5 +57,44 @@ func TestAVolumeHasTheReadersThatTheManagerNames(t *testing.T) {
 	k.apply(&v1.HostWanted{})
 	if may.Err() == nil {
 		t.Error("a host reads on though no order names the volume")
+	}
+}
+
+// A guest that is ordered to end writes its home to its volume first, although it is no longer ready. A guest whose agent has
+// never answered ends at once.
+func TestAGuestWritesItsHomeBeforeItEnds(t *testing.T) {
+	for _, mute := range []bool{false, true} {
+		o := newOutside(t)
+		o.volumes, o.mute = stubVolumes{o}, mute
+		o.start()
+		wish := guestWish(uid, run, 1)
+		wish.Volume = &v1.VolumeSource{Uid: "00000000-0000-4000-8000-000000000002", Host: &v1.BlobPeer{Name: "there"}}
+		o.take(wish)
+		if mute {
+			o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+		} else {
+			o.awaitReady(1)
+		}
+		down := func(is bool) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.down = is
+		}
+		down(true)                                                                 // the guest ends only when the domains have been listed
+		o.take(&v1.GuestWanted{Uid: uid, Name: wish.Name, Role: absent, Epoch: 1}) // as the manager orders it: without an identity
+		for deadline := time.Now().Add(10 * time.Second); o.agent.guest(uid).identity.ready(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("the guest is ready although it is to end")
+			}
+		}
+		down(false)
+		o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+		o.mu.Lock()
+		log := slices.Clone(o.log)
+		o.mu.Unlock()
+		written, ended := slices.Index(log, "sync"), slices.Index(log, "destroy "+uid)
+		if mute && written >= 0 || !mute && (written < 0 || written > ended) {
+			t.Errorf("the agent is mute: %v; it was done: %q", mute, log)
+		}
 	}
 }
