@@ -301,26 +301,30 @@ func TestCheckpointsInABrowser(t *testing.T) {
 			t.Errorf("there are %d checkpoints", n)
 		}
 	})
+	t.Run("somebody else deletes one", func(t *testing.T) {
+		tabTo(t, ctx, "a button in the row below", `e.getAttribute("aria-label") === "Pin md-c1"`)
+		if _, err := r.admin.DeleteCheckpoint(ctx, connect.NewRequest(&v1.DeleteCheckpointRequest{Name: "md-c2"})); err != nil {
+			t.Fatal(err)
+		}
+		shows(t, ctx, "that it is gone", `!`+row("md-c2"))
+		focused(t, ctx, "Pin md-c1")
+	})
 	t.Run("delete", func(t *testing.T) {
-		pressButton(t, ctx, "Delete md-c2")
-		asked(t, ctx, "Delete checkpoint md-c2?", "Delete", false)
-		focused(t, ctx, "Delete md-c2")
-		if kept()["md-c2"] == nil {
+		pressButton(t, ctx, "Delete md-c3")
+		asked(t, ctx, "Delete checkpoint md-c3?", "Delete", false)
+		focused(t, ctx, "Delete md-c3")
+		if kept()["md-c3"] == nil {
 			t.Error("it is deleted although the answer was no")
 		}
-		next := []string{"md-c1", "md-c3", ""} // has the focus after each
-		for i, name := range []string{"md-c2", "md-c1", "md-c3"} {
+		next := []string{"Delete md-c1", "Make a checkpoint"} // has the focus after each
+		for i, name := range []string{"md-c3", "md-c1"} {
 			press(t, ctx, kb.Enter)
 			asked(t, ctx, "Delete checkpoint "+name+"?", "Delete", true)
 			shows(t, ctx, "that it is gone", `!`+row(name))
 			if kept()[name] != nil {
 				t.Errorf("the manager still has %s", name)
 			}
-			if next[i] == "" {
-				focused(t, ctx, "Make a checkpoint")
-			} else {
-				focused(t, ctx, "Delete "+next[i])
-			}
+			focused(t, ctx, next[i])
 		}
 	})
 	if list := complaints(); len(list) > 0 {
