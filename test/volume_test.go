@@ -3,6 +3,9 @@ package test
 // volume_test.go - a cluster's home on a volume.
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -115,13 +118,46 @@ func goesOnCounting(t *testing.T, cluster string, taken int) {
 	must(t, "run", "cancel", cluster+"-count")
 }
 
+// replicated makes a volume on b2 with a file on it. It returns when snapshots that include the file are on two hosts, and
+// no cluster uses the volume.
+func replicated(t *testing.T, name, text string) {
+	t.Helper()
+	must(t, "volume", "create", name, "--size", "256M", "--host", "b2", "--replicas", "2", "--every", "10s")
+	t.Cleanup(func() { must(t, "volume", "delete", name) })
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "cluster", "create", name, "--guests", "1", "--memory", "256M", "--image", imageName, "--wait", "--volume", name)
+	must(t, "volume", "cp", file, name+":file")
+	must(t, "cluster", "delete", name, "--wait") // writes the file to the disk
+	written := time.Now()
+	until(t, time.Minute, "a snapshot of volume "+name+" is on two hosts", func() (bool, string) {
+		list := decoded[[]struct {
+			Meta   meta
+			State  string
+			Taken  time.Time
+			Volume struct{ File struct{ Hosts []string } }
+		}](t, "checkpoint", "list", "--volume", name)
+		for _, c := range list {
+			if c.Taken.After(written) && strings.HasSuffix(c.State, "_DONE") && len(c.Volume.File.Hosts) == 2 {
+				return true, ""
+			}
+		}
+		return false, fmt.Sprintf("%+v", list)
+	})
+	must(t, "volume", "snapshot", name, "--every", "0")
+}
+
 // A volume's host is lost: its agent and the volume's daemon are stopped for good. The cluster is restored from its
-// checkpoint, with the volume on another host. The old host deletes its disk when it comes back.
+// checkpoint, with the volume on another host. Another volume, which no cluster uses, is restored from the replica of its
+// snapshot. The old host deletes its disks when it comes back.
 func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	full(t)
 	hostsReady(t)
 	must(t, "volume", "create", "away", "--size", "256M", "--host", "b2")
 	t.Cleanup(func() { must(t, "volume", "delete", "away") })
+	replicated(t, "twice", "on two hosts\n")
 	newCluster(t, "away", 2, "--site", "a", "--volume", "away", "--lease", "12s", "--on-host-loss", "restore")
 	counting(t, "away")
 	made := checkpointed(t, "away")
@@ -142,11 +178,19 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	})
 	settled(t, "away", 2)
 	t.Logf("the cluster ran again %.0f s after the volume's host was lost", time.Since(stopped).Seconds())
+	must(t, "volume", "restore", "twice")
+	if host := decoded[struct{ Host string }](t, "volume", "show", "twice").Host; host == "b2" || host == "" {
+		t.Errorf("the replicated volume is on host %q", host)
+	}
+	newCluster(t, "twice", 1, "--site", "a", "--volume", "twice")
+	if text := must(t, "volume", "cp", "twice:file", "-"); !strings.Contains(text, "on two hosts") {
+		t.Errorf("the replica's file has %q", text)
+	}
 	for _, process := range []string{"watari-agent --manager", "qemu-storage-daemon"} {
 		signal("b2", process, syscall.SIGCONT)
 	}
 	goesOnCounting(t, "away", taken)
-	until(t, time.Minute, "the old disk is gone", func() (bool, string) {
+	until(t, time.Minute, "the old disks are gone", func() (bool, string) {
 		left := inHost(t, "b2", "ls "+agentState+"/volumes")
 		return left == "", left
 	})
