@@ -4,6 +4,7 @@ package test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +15,7 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// TestWebConsoleOfALab watches a program and a move in the console. With WATARI_SCREENSHOTS it writes the README's picture.
+// TestWebConsoleOfALab watches a program and a move in the console, and makes, restores and deletes a checkpoint there. With WATARI_SCREENSHOTS it writes the README's picture.
 func TestWebConsoleOfALab(t *testing.T) {
 	full(t)
 	browser, err := exec.LookPath("chromium")
@@ -37,7 +38,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 	defer cancel()
 	ctx, cancel = chromedp.NewContext(ctx)
 	defer cancel()
-	ctx, cancel = context.WithTimeout(ctx, 4*time.Minute)
+	ctx, cancel = context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	shows := func(what, expression string) {
 		t.Helper()
@@ -78,4 +79,49 @@ func TestWebConsoleOfALab(t *testing.T) {
 	}
 	shows("the run's output", `document.querySelector("main pre")?.textContent.includes("LAMMPS")`)
 	picture("console-run")
+
+	click := func(selectors ...string) {
+		t.Helper()
+		limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		for _, selector := range selectors {
+			if err := chromedp.Run(limited, chromedp.Click(selector)); err != nil {
+				t.Fatalf("click %s: %v", selector, err)
+			}
+		}
+	}
+	click(`nav a[href="#/checkpoints"]`)
+	shows("the cluster", `document.getElementById("cluster")?.value === "seen"`)
+	name := ""
+	for try := 1; ; try++ {
+		name = fmt.Sprintf("seen-c%d", try)
+		click(`//button[text()="Make a checkpoint"]`)
+		row := `[...document.querySelectorAll("tbody tr")].find((e) => e.firstChild.textContent === "` + name + `")`
+		shows("the checkpoint", row)
+		var made savedCluster
+		until(t, 3*time.Minute, "checkpoint "+name+" ends", func() (bool, string) {
+			made = decoded[savedCluster](t, "checkpoint", "show", name)
+			return strings.HasSuffix(made.State, "_DONE") || strings.HasSuffix(made.State, "_FAILED"), made.State + " " + made.Message
+		})
+		shows("the end of the checkpoint", `/^(done|failed)/.test(`+row+`.children[2].textContent)`)
+		if strings.HasSuffix(made.State, "_DONE") {
+			break
+		}
+		if try == 4 {
+			t.Fatalf("checkpoint %s: %s", name, made.Message)
+		}
+		t.Logf("checkpoint %s: %s", name, made.Message)
+	}
+	picture("console-checkpoints")
+	click(`button[aria-label="Restore `+name+`"]`, `//dialog//button[text()="Go back"]`)
+	until(t, 2*time.Minute, "the program goes on from the checkpoint", func() (bool, string) {
+		r := decoded[run](t, "run", "show", "seen-run")
+		return r.Restores == 1 && strings.HasSuffix(r.State, "_RUNNING"), fmt.Sprintf("%+v", r)
+	})
+	settled(t, "seen", 4)
+	click(`button[aria-label="Delete `+name+`"]`, `//dialog//button[text()="Delete"]`)
+	until(t, time.Minute, "the checkpoint is deleted", func() (bool, string) {
+		out := must(t, "checkpoint", "list", "seen")
+		return !strings.Contains(out, name), out
+	})
 }
