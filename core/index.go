@@ -307,10 +307,21 @@ func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 		x.hosts[v.Host] = true
 		x.markFiles(snapshotsOf(v.Meta.Name))
 		x.markUsers(v)
+		x.markDisks(map[string]bool{v.Meta.Uid: true})
 		if v == now {
 			add(x.volumesAt, v.Host, v)
 		} else {
 			remove(x.volumesAt, v.Host, v)
+		}
+	}
+}
+
+// markDisks marks the hosts that have disks of volumes. What is ordered about an older disk depends on the volume's record, and
+// on whether its host serves it.
+func (x *index) markDisks(uids map[string]bool) {
+	for host, seen := range x.reports {
+		if slices.ContainsFunc(seen.Report.GetVolumes(), func(o *v1.VolumeObserved) bool { return uids[o.Uid] }) {
+			x.hosts[host] = true
 		}
 	}
 }
@@ -460,6 +471,16 @@ func (x *index) seeReport(host string, before, now Seen) {
 	}
 	if before.Connected != now.Connected || before.Report == nil || now.Report == nil || !sameSharing(before.Report, now.Report) {
 		x.shareAgain = true
+	}
+	served := map[string]bool{}
+	for v := range x.volumesAt[host] {
+		serves := func(s Seen) bool { return s.Connected && volumeOn(s.Report, v.Meta.Uid).GetReady() }
+		if serves(before) != serves(now) {
+			served[v.Meta.Uid] = true
+		}
+	}
+	if len(served) > 0 {
+		x.markDisks(served)
 	}
 	x.markGuestsAt(host)
 	for _, o := range before.Report.GetCheckpoints() {
