@@ -84,12 +84,14 @@ type job struct {
 	ID     string `json:"id"`
 	Status string `json:"status"`
 	Error  string `json:"error"`
+	Copied uint64 `json:"current-progress"`
+	Total  uint64 `json:"total-progress"`
 }
 
 // Wait waits until the copy is complete, and returns the path of its file. Close removes the file.
 func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 	for {
-		now, err := c.job()
+		now, err := c.disk.job(copyNode)
 		switch {
 		case err != nil:
 			return "", fmt.Errorf("copy a volume: %w", err)
@@ -98,7 +100,7 @@ func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 		case now.Status == "concluded" && now.Error != "":
 			return "", fmt.Errorf("copy a volume: %s", now.Error)
 		case now.Status == "concluded":
-			if err := c.forget(); err != nil {
+			if err := c.disk.forget(copyNode); err != nil {
 				return "", fmt.Errorf("copy a volume: %w", err)
 			}
 			return c.path, nil
@@ -111,40 +113,46 @@ func (c *Copy) Wait(ctx context.Context) (path string, err error) {
 	}
 }
 
-// job returns the copy's job; nil: there is none.
-func (c *Copy) job() (found *job, err error) {
+// job returns a job of the daemon; nil: there is none.
+func (d *Disk) job(id string) (found *job, err error) {
 	var jobs []job
-	err = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("query-jobs", nil, &jobs) })
-	if i := slices.IndexFunc(jobs, func(j job) bool { return j.ID == copyNode }); i >= 0 {
+	err = d.ask(func(m *qmp.Monitor) error { return m.Ask("query-jobs", nil, &jobs) })
+	if i := slices.IndexFunc(jobs, func(j job) bool { return j.ID == id }); i >= 0 {
 		found = &jobs[i]
 	}
 	return found, err
 }
 
-// forget removes a job that has ended, and the copy's node, from the daemon.
-func (c *Copy) forget() error {
-	return c.disk.ask(func(m *qmp.Monitor) error {
-		return errors.Join(m.Ask("job-dismiss", map[string]any{"id": copyNode}, nil), m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil))
+// forget removes a job that has ended, and the node of its name, from the daemon.
+func (d *Disk) forget(id string) error {
+	return d.ask(func(m *qmp.Monitor) error {
+		return errors.Join(m.Ask("job-dismiss", map[string]any{"id": id}, nil), m.Ask("blockdev-del", map[string]any{"node-name": id}, nil))
 	})
+}
+
+// endJob ends a job, complete or not, and removes it and its node from the daemon.
+func (d *Disk) endJob(id string) error {
+	for begun := time.Now(); time.Since(begun) < startTime; time.Sleep(copyLook) {
+		now, err := d.job(id)
+		if err != nil { // the daemon has ended, and the job with it
+			return nil
+		}
+		if now == nil {
+			_ = d.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": id}, nil) }) // there may be no node
+			return nil
+		}
+		if now.Status == "concluded" {
+			_ = d.forget(id)
+			continue
+		}
+		_ = d.ask(func(m *qmp.Monitor) error { return m.Ask("job-cancel", map[string]any{"id": id}, nil) })
+	}
+	return fmt.Errorf("qemu-storage-daemon does not end its job %q", id)
 }
 
 // Close ends the copy, complete or not, and removes its file.
 func (c *Copy) Close() error {
-	for begun := time.Now(); time.Since(begun) < startTime; time.Sleep(copyLook) {
-		now, err := c.job()
-		if err != nil { // the daemon has ended, and the job with it
-			break
-		}
-		if now == nil {
-			_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": copyNode}, nil) }) // there may be no node
-			break
-		}
-		if now.Status == "concluded" {
-			_ = c.forget()
-			continue
-		}
-		_ = c.disk.ask(func(m *qmp.Monitor) error { return m.Ask("job-cancel", map[string]any{"id": copyNode}, nil) })
-	}
+	_ = c.disk.endJob(copyNode) // the next Close tries again
 	if err := os.Remove(c.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

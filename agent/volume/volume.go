@@ -34,6 +34,11 @@ type Facts struct {
 	Seal []byte `json:"seal,omitempty"`
 	// Restored lists the ids of the latest restores of the disk from a checkpoint, the last one last.
 	Restored []string `json:"restored,omitempty"`
+	// GivenUp: the volume is on another host, and this disk is not served any more; nil: it is.
+	GivenUp *GivenUp `json:"given_up,omitempty"`
+	// Move and Copy are the ids of the move and of the copy, if another host sends or has sent the disk.
+	Move string `json:"move,omitempty"`
+	Copy string `json:"copy,omitempty"`
 }
 
 // User is the user that the daemon runs as, and that owns the disk.
@@ -50,7 +55,8 @@ const (
 	factsName = "volume.json"
 	partName  = ".new" // suffix of an incomplete folder
 	// export is the name under which the disk is served (vm.VolumeExport).
-	export = "volume"
+	export   = "volume"
+	exportID = "disk" // name of the export in the daemon
 	// startTime is how long the daemon may take to answer after its start; askTime is how long one request may take.
 	startTime = 10 * time.Second
 	askTime   = 5 * time.Second
@@ -78,13 +84,19 @@ func Sweep(folder string) error {
 
 // List returns the volumes in a folder, by uid.
 func List(folder string) (map[string]Facts, error) {
+	return list(folder, func(name string) (uid string, is bool) { return name, !strings.HasSuffix(name, copyPart) })
+}
+
+// list returns the descriptions in those folders for which uidOf returns a uid.
+func list(folder string, uidOf func(name string) (uid string, is bool)) (map[string]Facts, error) {
 	found := map[string]Facts{}
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return found, nil
 	}
 	for _, entry := range entries {
-		if strings.HasSuffix(entry.Name(), partName) {
+		uid, is := uidOf(entry.Name())
+		if !is || strings.HasSuffix(entry.Name(), partName) {
 			continue
 		}
 		text, readErr := os.ReadFile(filepath.Join(folder, entry.Name(), factsName))
@@ -96,7 +108,7 @@ func List(folder string) (map[string]Facts, error) {
 			err = errors.Join(err, fmt.Errorf("read the volume in %s: %w", filepath.Join(folder, entry.Name()), readErr))
 			continue
 		}
-		found[entry.Name()] = f
+		found[uid] = f
 	}
 	return found, err
 }
@@ -197,12 +209,19 @@ func (d *Disk) Served() bool {
 	return true
 }
 
-// Serve starts the daemon unless one already answers.
+// open reports whether the daemon answers and serves the disk. HandOver closes the disk.
+func (d *Disk) open() bool {
+	var exports []struct{ ID string }
+	err := d.ask(func(m *qmp.Monitor) error { return m.Ask("query-block-exports", nil, &exports) })
+	return err == nil && len(exports) > 0
+}
+
+// Serve starts the daemon unless one already serves the disk.
 func (d *Disk) Serve(ctx context.Context, user User) error {
-	if d.Served() {
+	if d.open() {
 		return nil
 	}
-	d.kill() // a daemon that does not answer
+	d.kill()
 	if _, err := os.Stat(d.dir); err != nil {
 		return fmt.Errorf("serve a volume: its disk is missing: %w; is the file system mounted on which it lies?", err)
 	}
@@ -212,10 +231,11 @@ func (d *Disk) Serve(ctx context.Context, user User) error {
 	node := func(v map[string]any) string { text, _ := json.Marshal(v); return string(text) }
 	daemon := exec.Command("qemu-storage-daemon", "--pidfile", d.pidFile(),
 		"--blockdev", node(map[string]any{"driver": "file", "node-name": "file", "filename": filepath.Join(d.dir, imageName), "discard": "unmap"}),
-		"--blockdev", node(map[string]any{"driver": "qcow2", "node-name": "disk", "file": "file", "discard": "unmap"}),
+		"--blockdev", node(map[string]any{"driver": "qcow2", "node-name": diskNode, "file": "file", "discard": "unmap"}),
+		"--blockdev", node(map[string]any{"driver": "raw", "node-name": guestsNode, "file": diskNode, "discard": "unmap"}),
 		"--chardev", "socket,id=monitor,server=on,wait=off,path="+d.monitor(), "--monitor", "chardev=monitor",
 		"--nbd-server", node(map[string]any{"addr": map[string]string{"type": "unix", "path": d.Socket()}, "max-connections": 0}),
-		"--export", node(map[string]any{"type": "nbd", "id": "disk", "node-name": "disk", "name": export, "writable": true}))
+		"--export", node(map[string]any{"type": "nbd", "id": exportID, "node-name": guestsNode, "name": export, "writable": true}))
 	daemon.Dir = "/"
 	log, err := os.OpenFile(filepath.Join(d.run, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
