@@ -3,7 +3,6 @@ package agent
 // volumes.go - the host's volumes, and the sockets at which this host's guests reach theirs, here or on another host.
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -61,6 +61,7 @@ type heldVolume struct {
 	failed  bool      // for longer than failedAfter
 	working bool
 	used    uint64
+	sending *sending // the disk is being copied to another host; nil: it is not
 }
 
 // guestVolume is the socket of one guest of this host.
@@ -83,9 +84,10 @@ type volumeKeeper struct {
 	mu      sync.Mutex
 	orders  *v1.HostWanted // only its part about volumes
 	held    map[string]*heldVolume
+	copies  map[string]*heldCopy           // by volume's uid
 	guests  map[string]*guestVolume        // by guest's uid
 	ending  map[string]bool                // guests that the manager has ordered to end
-	readers map[string]map[string]*allowed // by volume's uid and host's name
+	readers map[string]map[string]*allowed // by volume's uid, or copyKey, and host's name
 }
 
 // allowed is a host that may use a volume.
@@ -103,7 +105,7 @@ func VolumeFolders(state, run string) (disks, sockets string) {
 func newVolumeKeeper(a *Agent) *volumeKeeper {
 	disks, sockets := VolumeFolders(a.config.StateDir, a.config.RunDir)
 	k := &volumeKeeper{agent: a, host: a.config.Volumes, folder: disks, sockets: sockets, log: a.log,
-		wake: make(chan struct{}, 1), orders: &v1.HostWanted{}, held: map[string]*heldVolume{}, guests: map[string]*guestVolume{}, readers: map[string]map[string]*allowed{}}
+		wake: make(chan struct{}, 1), orders: &v1.HostWanted{}, held: map[string]*heldVolume{}, copies: map[string]*heldCopy{}, guests: map[string]*guestVolume{}, readers: map[string]map[string]*allowed{}}
 	if k.host == nil {
 		return k
 	}
@@ -113,11 +115,15 @@ func newVolumeKeeper(a *Agent) *volumeKeeper {
 		k.able = true
 	}
 	found, err := volume.List(k.folder)
-	if err = errors.Join(err, volume.Sweep(k.folder)); err != nil {
+	copies, copiesErr := volume.Copies(k.folder)
+	if err = errors.Join(err, copiesErr, volume.Sweep(k.folder)); err != nil {
 		k.log.Error("volumes", "error", err)
 	}
 	for uid, facts := range found {
 		k.held[uid] = &heldVolume{facts: facts}
+	}
+	for uid, facts := range copies {
+		k.copies[uid] = &heldCopy{facts: facts}
 	}
 	if text, err := os.ReadFile(filepath.Join(a.config.StateDir, ordersFile)); err == nil {
 		before := &v1.HostWanted{}
@@ -164,23 +170,29 @@ func (k *volumeKeeper) want(w *v1.HostWanted) {
 func (k *volumeKeeper) apply(w *v1.HostWanted) {
 	k.orders = w
 	may := map[string]map[string]bool{}
-	for _, v := range w.Volumes {
-		if !validUID(v.Uid) {
-			continue
-		}
-		may[v.Uid] = map[string]bool{}
-		for _, r := range v.Readers {
-			may[v.Uid][r.Name] = true
-			if before := k.readers[v.Uid][r.Name]; before != nil && before.uid == r.Uid {
+	admit := func(key string, hosts ...*v1.BlobPeer) {
+		may[key] = map[string]bool{}
+		for _, r := range hosts {
+			may[key][r.Name] = true
+			if before := k.readers[key][r.Name]; before != nil && before.uid == r.Uid {
 				continue
 			} else if before != nil {
 				before.cancel()
 			}
-			if k.readers[v.Uid] == nil {
-				k.readers[v.Uid] = map[string]*allowed{}
+			if k.readers[key] == nil {
+				k.readers[key] = map[string]*allowed{}
 			}
 			ctx, cancel := context.WithCancel(k.agent.ctx)
-			k.readers[v.Uid][r.Name] = &allowed{r.Uid, ctx, cancel}
+			k.readers[key][r.Name] = &allowed{r.Uid, ctx, cancel}
+		}
+	}
+	for _, v := range w.Volumes {
+		if !validUID(v.Uid) {
+			continue
+		}
+		admit(v.Uid, v.Readers...)
+		if v.Receive != nil {
+			admit(copyKey(v.Uid, v.Receive.Move), v.Receive.Host)
 		}
 	}
 	for uid, hosts := range k.readers {
@@ -221,16 +233,21 @@ func (k *volumeKeeper) step(ctx context.Context) {
 	defer k.mu.Unlock()
 	for _, w := range k.orders.Volumes {
 		v := k.held[w.Uid]
-		if !validUID(w.Uid) || v != nil && v.working || w.Discard && v == nil {
+		onlyCopy := w.Receive != nil || w.Facts == nil
+		if !validUID(w.Uid) || onlyCopy || v != nil && v.working || w.Discard && v == nil {
 			continue
 		}
 		if v == nil {
 			v = &heldVolume{facts: volumeFacts(w.Facts), message: "its disk is being made"}
+			if w.Adopt != nil { // until then this host does not have the volume
+				v.facts.Generation, v.facts.Seal = 0, nil
+			}
 			k.held[w.Uid] = v
 		}
 		v.working = true
 		go k.work(ctx, w, v, user)
 	}
+	k.followCopies(ctx, user)
 	wanted := map[string]bool{}
 	for _, g := range k.orders.Guests {
 		wanted[g.Uid] = true
@@ -262,30 +279,12 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	disk := volume.Open(k.folder, k.sockets, w.Uid)
 	var err error
 	if w.Discard {
+		if v.sending != nil {
+			v.sending.stop()
+		}
 		err = disk.Delete()
 	} else {
-		err = errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711))
-		switch {
-		case err != nil:
-		case w.Restore != nil:
-			err = k.restore(ctx, w, v, user)
-		case w.Make:
-			err = volume.Create(ctx, k.folder, w.Uid, v.facts, user)
-		}
-		if err == nil {
-			err = disk.Serve(ctx, user)
-		}
-		if seal := w.Facts.GetSeal(); err == nil && seal != nil && !bytes.Equal(seal, v.facts.Seal) {
-			facts := volumeFacts(w.Facts)
-			facts.Restored = v.facts.Restored
-			if err := volume.Describe(k.folder, w.Uid, facts); err != nil {
-				k.log.Warn("what the manager says of a volume is not on disk", "volume", facts.Name, "error", err)
-			} else {
-				k.mu.Lock()
-				v.facts = facts
-				k.mu.Unlock()
-			}
-		}
+		err = k.follow(ctx, w, v, disk, user)
 	}
 	if ctx.Err() != nil {
 		return
@@ -297,7 +296,7 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if err != nil {
 		v.message = err.Error()
 	}
-	if err == nil || errors.Is(err, errFetching) {
+	if err == nil || errors.Is(err, errFetching) || errors.Is(err, errGivenUp) {
 		v.failing = time.Time{}
 	} else if v.failing.IsZero() {
 		v.failing = time.Now()
@@ -311,6 +310,41 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if changed {
 		k.agent.publish()
 	}
+}
+
+// follow makes a volume's disk as it is ordered to be, and serves it.
+func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, disk *volume.Disk, user volume.User) error {
+	if err := errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711)); err != nil {
+		return err
+	}
+	if err := k.adopt(w, v); err != nil {
+		return err
+	}
+	if err := k.keepDisk(w, v, disk); err != nil {
+		return err
+	}
+	if w.Restore != nil {
+		if err := k.restore(ctx, w, v, user); err != nil {
+			return err
+		}
+	} else if w.Make {
+		if err := volume.Create(ctx, k.folder, w.Uid, v.facts, user); err != nil {
+			return err
+		}
+	}
+	if err := disk.Serve(ctx, user); err != nil {
+		return err
+	}
+	if facts, changed := reseal(v.facts, w.Facts); changed {
+		if err := volume.Describe(k.folder, w.Uid, facts); err != nil {
+			k.log.Warn("what the manager says of a volume is not on disk", "volume", facts.Name, "error", err)
+		} else {
+			k.mu.Lock()
+			v.facts = facts
+			k.mu.Unlock()
+		}
+	}
+	return k.send(ctx, w, v, disk)
 }
 
 // restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses the disk meanwhile: the manager
@@ -433,6 +467,9 @@ func (a *Agent) Reader(host, hostUID, uid string) (socket string, may context.Co
 func (k *volumeKeeper) reader(host, hostUID, uid string) (string, context.Context, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if i := strings.LastIndex(uid, "/"); i >= 0 {
+		return k.copyReader(k.readers[uid[:i]][host], host, hostUID, uid)
+	}
 	r := k.readers[uid][host]
 	switch {
 	case r == nil || r.uid != hostUID:
@@ -501,6 +538,12 @@ func (k *volumeKeeper) report() (list []*v1.VolumeObserved) {
 				Seal: v.facts.Seal}}
 		if n := len(v.facts.Restored); n > 0 {
 			o.Restored = v.facts.Restored[n-1]
+		}
+		if v.sending != nil {
+			o.Sending = v.sending.seen
+		}
+		if g := v.facts.GivenUp; g != nil {
+			o.GivenUp = &v1.VolumeGivenUp{Move: g.Move, Copy: g.Copy, Target: g.Target, TargetUid: g.TargetUID, Restored: v.facts.Restored}
 		}
 		list = append(list, o)
 	}

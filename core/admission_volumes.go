@@ -1,8 +1,10 @@
 package core
 
-// admission_volumes.go - creating and deleting volumes, and which cluster uses one.
+// admission_volumes.go - creating, moving and deleting volumes, and which cluster uses one.
 
 import (
+	"cmp"
+	"fmt"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -82,6 +84,9 @@ func (a *Admission) DeleteVolume(name string) (change Change, err error) {
 	if err := a.unused(v); err != nil {
 		return change, err
 	}
+	if err := staying(v); err != nil {
+		return change, err
+	}
 	v = proto.CloneOf(v)
 	v.Meta.Deleting = timestamppb.New(a.Now)
 	change.write(Update, v)
@@ -123,6 +128,9 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name strin
 	if err := a.unused(v); err != nil {
 		return change, "", err
 	}
+	if err := staying(v); err != nil {
+		return change, "", err
+	}
 	if restoring(v) && v.Restore.CheckpointUid == c.Meta.Uid && (host == "" || host == v.Host) && a.Now.Sub(v.Restore.Asked.AsTime()) < askedAgain {
 		return change, v.Meta.Name, nil
 	}
@@ -137,6 +145,85 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name strin
 	change.write(Expect, c)
 	a.audited(&change, "volume", v.Meta.Name, "to go back to snapshot %s", c.Meta.Name)
 	return change, v.Meta.Name, nil
+}
+
+// staying refuses a volume that moves.
+func staying(v *v1.Volume) error {
+	if volumeMoves(v) {
+		return precondition("volume %s moves to host %s; wait, or cancel that first (`watari volume move %[1]s --cancel`)", v.Meta.Name, v.Move.Target)
+	}
+	return nil
+}
+
+// MoveVolume begins to move a volume to another host, or cancels its move. If the request was granted before, the change has
+// no operations.
+func (a *Admission) MoveVolume(r *v1.MoveVolumeRequest) (change Change, err error) {
+	v, err := Find(a.Caller, "volume", r.Name, a.Volumes)
+	switch {
+	case err != nil:
+		return change, err
+	case r.Cancel && r.Host != "":
+		return change, invalid("give a host to move to, or cancel the move, not both")
+	case r.Cancel && !volumeMoves(v):
+		return change, precondition("volume %s does not move", r.Name)
+	case r.Cancel && v.Move.Cancel, volumeMoves(v) && v.Move.Target == r.Host && !v.Move.Cancel:
+		return change, nil
+	case r.Cancel:
+		v = proto.CloneOf(v)
+		v.Move.Cancel = true
+		change.write(Update, v)
+		a.audited(&change, "volume", r.Name, "not to move to host %s any more", v.Move.Target)
+		return change, nil
+	case a.Hosts[r.Host] == nil:
+		return change, Missing("host", r.Host, a.Hosts)
+	case v.Host == r.Host && v.Move.GetTarget() == r.Host && a.Now.Sub(v.Move.Ended.AsTime()) < askedAgain:
+		return change, nil
+	case v.Host == r.Host:
+		return change, precondition("volume %s is on host %s already", r.Name, r.Host)
+	}
+	if err := staying(v); err != nil {
+		return change, err
+	}
+	if why := a.cannotMove(v, r.Host); why != "" {
+		return change, precondition("volume %s cannot move to host %s: %s", r.Name, r.Host, why)
+	}
+	v = proto.CloneOf(v)
+	v.Move = newVolumeMove(v, r.Host, "user "+a.Caller.Name+" asked for it", a.Now)
+	change.write(Update, v)
+	a.audited(&change, "volume", r.Name, "to move from host %s to host %s", v.Host, r.Host)
+	return change, nil
+}
+
+// cannotMove says why a volume cannot move to a host; empty: it can.
+func (a *Admission) cannotMove(v *v1.Volume, to string) string {
+	source, _, sourceConnected := a.Reports.Observed(v.Host)
+	report, _, connected := a.Reports.Observed(to)
+	h, seen := a.Hosts[to], volumeOn(source, v.Meta.Uid)
+	cluster := a.Clusters[v.Cluster]
+	switch {
+	case v.Meta.Deleting != nil:
+		return "it is being deleted"
+	case restoring(v) || cluster != nil && restoring(cluster):
+		return "it is being restored"
+	case v.State != v1.VolumeState_VOLUME_STATE_READY || !sourceConnected || !seen.GetReady():
+		return cmp.Or(v.Message, seen.GetMessage(), "host "+v.Host+" does not serve it")
+	case !source.GetMovesVolumes():
+		return "the agent of host " + v.Host + " is of an older version"
+	case !connected || h.Info == nil:
+		return "that host is out of reach"
+	case h.Meta.Deleting != nil || h.Draining:
+		return "that host is being drained or removed"
+	case !report.GetKeepsVolumes():
+		return "that host keeps no volumes"
+	case !report.GetMovesVolumes():
+		return "the agent of that host is of an older version"
+	case volumeOn(report, v.Meta.Uid) != nil:
+		return "that host has an older disk of it, which is deleted soon"
+	}
+	if free := volumeRoom(a.Objects, to, report); free < v.SizeBytes+volumeSlack {
+		return fmt.Sprintf("that host has room for %s, and the volume needs %s", humanize.IBytes(free), humanize.IBytes(v.SizeBytes+volumeSlack))
+	}
+	return ""
 }
 
 // takeVolume gives a new cluster the volume that its specification names.

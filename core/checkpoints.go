@@ -274,7 +274,7 @@ func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
 	if !connected {
 		seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
 	}
-	seen.Running = connected && v.GetState() == v1.VolumeState_VOLUME_STATE_READY && volumeOn(report, m.GuestUid).GetReady()
+	seen.Running = connected && v.GetState() == v1.VolumeState_VOLUME_STATE_READY && !handsOver(v) && volumeOn(report, m.GuestUid).GetReady()
 	if c.State != v1.CheckpointState_CHECKPOINT_STATE_PENDING {
 		seen.Ended = v.GetMeta().GetUid() != m.GuestUid || v.GetHost() != m.Host
 	}

@@ -42,7 +42,7 @@ type index struct {
 	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
 	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
 	filesAt       map[string]map[string]bool     // hosts that report something of a checkpoint, by its uid
-	volumesAt     map[string]set[*v1.Volume]     // by host
+	volumesAt     map[string]set[*v1.Volume]     // by host, and by the target of a move
 }
 
 type set[T comparable] map[T]bool
@@ -236,6 +236,9 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	}
 	for v := range x.volumesAt[name] {
 		x.markUsers(v)
+		for _, host := range volumeHosts(v) { // the ends of a move know each other's addresses
+			x.hosts[host] = true
+		}
 	}
 	x.shareAgain = true
 	if before.GetInfo() != now.GetInfo() {
@@ -298,20 +301,22 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 	x.markCopiers()
 }
 
-// seeVolume indexes a volume by its host. The guest that uses it, and the hosts of both, have orders about it.
+// seeVolume indexes a volume by its hosts. The guest that uses it, and the hosts of both, have orders about it.
 func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 	for _, v := range []*v1.Volume{before, now} {
 		if v == nil {
 			continue
 		}
-		x.hosts[v.Host] = true
 		x.markFiles(snapshotsOf(v.Meta.Name))
 		x.markUsers(v)
 		x.markDisks(map[string]bool{v.Meta.Uid: true})
-		if v == now {
-			add(x.volumesAt, v.Host, v)
-		} else {
-			remove(x.volumesAt, v.Host, v)
+		for _, host := range volumeHosts(v) {
+			x.hosts[host] = true
+			if v == now {
+				add(x.volumesAt, host, v)
+			} else {
+				remove(x.volumesAt, host, v)
+			}
 		}
 	}
 }

@@ -65,10 +65,11 @@ func (p *pass) moves() {
 	}
 }
 
-// mustStay reports whether a move that waits must not begin yet, because of a checkpoint or a restore.
+// mustStay reports whether a move that waits must not begin yet, because of a checkpoint, a restore, or the
+// hand-over of its volume.
 func (p *pass) mustStay(m *v1.Migration) bool {
 	g := p.working.Guests[m.Guest]
-	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g))
+	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g) || p.heldByVolume(g))
 }
 
 func optionalRank(m *v1.Migration) int {

@@ -29,6 +29,7 @@ type household struct {
 	leases  map[string]LeaseSeen
 	sharing bool                                // hosts can fetch files from each other
 	volumes map[string][]*v1.VolumeObserved     // by host
+	copies  map[string][]*v1.VolumeCopyObserved // of volumes, by host
 	files   map[string][]*v1.CheckpointObserved // parts of checkpoints, by host
 	// refusing: no host can restore a guest.
 	refusing bool
@@ -94,6 +95,7 @@ func (h *household) reports() Captured {
 		report := &v1.HostObserved{Info: host.Info, Sharing: h.sharing}
 		if h.volumes != nil {
 			report.Volumes, report.KeepsVolumes, report.Load = h.volumes[name], true, &v1.HostLoad{DiskAvailableBytes: 10 << 30}
+			report.VolumeCopies, report.MovesVolumes = h.copies[name], true
 			report.Term, report.Generation = h.core.Term, 1<<40
 		}
 		for _, g := range h.objects.Guests {

@@ -84,6 +84,10 @@ func (p *pass) recordNewHost(v *v1.Volume, host string, generation uint64) {
 	update := proto.CloneOf(v)
 	update.Host, update.Generation = host, generation
 	var c Change
+	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation == generation {
+		endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
+	}
+	endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, "host "+host+" has the volume", p.Now)
 	c.write(Update, update)
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is on host %s, which has got it after host %s", host, v.Host)
 	p.propose("volume/"+v.Meta.Name, c)
@@ -117,7 +121,9 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	report, _, connected := p.Observed(v.Host)
 	seen := volumeOn(report, v.Meta.Uid)
 	host := p.Hosts[v.Host]
+	p.takeVolumeBack(v, update)
 	switch {
+	case volumeMoves(v) && p.moveVolume(&c, v, update):
 	case v.Meta.Deleting == nil && p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s, which had it, is out of reach", v.Host))
 	case v.Meta.Deleting == nil && restoring(v) && p.endVolumeRestore(&c, v, update):
@@ -129,7 +135,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
 		if update.Host = p.hostWith(v.Meta.Uid); update.Host == "" {
-			update.Host, update.Message = p.volumeHost(v)
+			update.Host, update.Message = p.volumeHost(v, false)
 		}
 		if host := p.Hosts[update.Host]; host != nil {
 			c.write(Expect, host)
@@ -151,6 +157,8 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
+	default:
+		p.moveVolumeAway(&c, v, update)
 	}
 	if !proto.Equal(update, v) {
 		c.write(Update, update)
@@ -203,11 +211,12 @@ func (p *pass) volumeLost(v *v1.Volume) bool {
 // replaceHost gives a volume that is being restored another host, and says why. No guest uses the volume, and the disk on the
 // host before is out of date or unfinished.
 func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
-	host, why := p.volumeHost(v)
+	host, why := p.volumeHost(v, false)
 	if host == "" {
 		update.Message = reason + "; " + why
 		return
 	}
+	endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, reason, p.Now)
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
 	update.Generation++
 	if cluster := p.Clusters[v.Cluster]; cluster != nil {
@@ -315,8 +324,9 @@ func volumeOn(report *v1.HostObserved, uid string) *v1.VolumeObserved {
 const volumeSlack = 1 << 30
 
 // volumeHost chooses the host for a volume: the one with the most room, but a lent host only if no other has room. If
-// there is none, it says why. Hosts that could not put the volume back are not asked again for a while.
-func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
+// there is none, it says why. moves: the volume moves there from the host that has it. Hosts that could not take the volume
+// are not asked again for a while.
+func (p *pass) volumeHost(v *v1.Volume, moves bool) (best, why string) {
 	var room uint64
 	for _, name := range sortedKeys(p.Hosts) {
 		h := p.Hosts[name]
@@ -324,10 +334,13 @@ func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
 		if !connected || h.Info == nil || h.Draining || h.Meta.Deleting != nil || !report.GetKeepsVolumes() {
 			continue
 		}
+		if moves && (!report.GetMovesVolumes() || volumeOn(report, v.Meta.Uid) != nil) {
+			continue // an older agent cannot receive it; an older disk is deleted first
+		}
 		if _, refused := p.noRoom[copyKey(name, "", v.Meta.Uid)]; refused {
 			continue
 		}
-		free := p.volumeRoom(name, report)
+		free := volumeRoom(p.working.Objects, name, report)
 		if free < v.SizeBytes+volumeSlack {
 			continue
 		}
@@ -342,11 +355,12 @@ func (p *pass) volumeHost(v *v1.Volume) (best, why string) {
 	return best, why
 }
 
-// volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes.
-func (p *pass) volumeRoom(host string, report *v1.HostObserved) uint64 {
+// volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes. Volumes that move to the
+// host count.
+func volumeRoom(s *Objects, host string, report *v1.HostObserved) uint64 {
 	free := report.GetLoad().GetDiskAvailableBytes()
-	for _, v := range p.working.Volumes {
-		if v.Host == host {
+	for _, v := range s.Volumes {
+		if slices.Contains(volumeHosts(v), host) {
 			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes)
 			free -= min(free, v.SizeBytes-used)
 		}
@@ -379,10 +393,10 @@ func diskAway(s *Objects, r Reports, g *v1.Guest) string {
 	return fmt.Sprintf("host %s, which has its volume %s, is out of reach", v.Host, v.Meta.Name)
 }
 
-// volumesOn returns the names of the volumes that a host has.
+// volumesOn returns the names of the volumes that a host has, or that move to it.
 func volumesOn(s *Objects, host string) (names []string) {
 	for _, name := range sortedKeys(s.Volumes) {
-		if s.Volumes[name].Host == host {
+		if slices.Contains(volumeHosts(s.Volumes[name]), host) {
 			names = append(names, name)
 		}
 	}
@@ -427,6 +441,12 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
+		if v.Host != host {
+			if w := p.receiveOrder(v); w != nil {
+				list = append(list, w)
+			}
+			continue
+		}
 		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if p.Seal != nil {
@@ -435,6 +455,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		if from := p.volumeRestoredFrom(v); from != nil {
 			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
 		}
+		p.moveOrders(w, v)
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {
 				continue
@@ -449,7 +470,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		}
 		list = append(list, w)
 	}
-	list = append(list, p.staleVolumes(host)...)
+	list = p.dropCopies(host, append(list, p.staleVolumes(host)...))
 	slices.SortFunc(list, func(a, b *v1.VolumeWanted) int { return cmp.Compare(a.Uid, b.Uid) })
 	return list
 }
@@ -459,7 +480,7 @@ func (p *pass) staleVolumes(host string) (list []*v1.VolumeWanted) {
 	report, _, _ := p.Observed(host)
 	for _, o := range report.GetVolumes() {
 		for _, v := range p.Volumes {
-			if v.Meta.Uid != o.Uid || v.Host == host || v.State != v1.VolumeState_VOLUME_STATE_READY || o.GetFacts().GetGeneration() >= v.Generation {
+			if v.Meta.Uid != o.Uid || slices.Contains(volumeHosts(v), host) || v.State != v1.VolumeState_VOLUME_STATE_READY || o.GetFacts().GetGeneration() >= v.Generation {
 				continue
 			}
 			if now, _, connected := p.Observed(v.Host); connected && volumeOn(now, o.Uid).GetReady() {

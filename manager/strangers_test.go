@@ -99,6 +99,7 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 		"verify the checkpoint":  answer(ctx, bob.VerifyCheckpoint, &v1.VerifyCheckpointRequest{Name: "md-c1"}),
 		"restore the checkpoint": answer(ctx, bob.RestoreCheckpoint, &v1.RestoreCheckpointRequest{Name: "md-c1"}),
 		"show the volume":        answer(ctx, bob.ListVolumes, &v1.ListVolumesRequest{Name: "home"}),
+		"move the volume":        answer(ctx, bob.MoveVolume, &v1.MoveVolumeRequest{Name: "home", Host: "a1"}),
 		"delete the volume":      answer(ctx, bob.DeleteVolume, &v1.DeleteVolumeRequest{Name: "home"}),
 		"use the volume":         answer(ctx, bob.CreateCluster, &v1.CreateClusterRequest{Name: "bobs", Spec: with}),
 		"snapshot":               answer(ctx, bob.CreateCheckpoint, &v1.CreateCheckpointRequest{Volume: "home"}),

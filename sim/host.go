@@ -58,6 +58,7 @@ type host struct {
 	altered             map[fileOf]bool            // damaged files; nobody has noticed the damage yet
 	disks               map[string]*disk           // volumes, by uid
 	failing             map[string]bool            // volumes that the host could not put back, by uid
+	received            map[string]*received       // copies of volumes that other hosts send, by uid
 	claims              map[string]*v1.VolumeFacts // volumes that the host reports and does not have, by uid
 	libvirt             libvirtState
 	waiting             []func() // calls that hang until libvirt goes on
@@ -116,7 +117,7 @@ type copyOf struct {
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
+		disks: map[string]*disk{}, received: map[string]*received{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
 		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}, failing: map[string]bool{}}
 }
 
@@ -187,6 +188,10 @@ func (h *host) startAgent() {
 	h.sim.tell(h.name, "its agent starts")
 	for _, d := range h.disks {
 		d.working = false
+		d.sending = nil
+	}
+	for _, r := range h.received {
+		r.working, r.ready = false, false
 	}
 	h.dial()
 	h.pump()
@@ -319,6 +324,7 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
 	o.Volumes, o.KeepsVolumes, o.Load = h.reportVolumes(), true, &v1.HostLoad{DiskAvailableBytes: diskSpace}
+	o.VolumeCopies, o.MovesVolumes = h.reportCopies(), true
 	o.Checkpoints, o.Sharing, o.Images = h.reportCheckpoints(), true, []string{"sha256:" + image}
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})

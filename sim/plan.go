@@ -38,12 +38,12 @@ var kinds = []struct {
 	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2}, {"hosts lack memory", 5},
 	{"cut off site", 3}, {"cut off site for a minute", 1}, {"cut off site for good", 1}, {"lose site", 1}, {"all owners come back", 4},
 	{"connection flaps", 2}, {"owner flaps", 2}, {"agent flaps", 2}, {"clock jumps far", 3}, {"manager's clock jumps far", 2},
-	{"apply a wrong policy", 2}, {"spare", 2},
+	{"apply a wrong policy", 2}, {"spare", 2}, {"move volume", 10}, {"cancel volume move", 2},
 }
 
 // requests are the kinds of steps in which users ask a manager for something.
 var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true, "quarantine": true,
-	"checkpoint": true, "restore": true, "apply a wrong policy": true, "spare": true}
+	"checkpoint": true, "restore": true, "apply a wrong policy": true, "spare": true, "move volume": true, "cancel volume move": true}
 
 // away are the kinds of steps that put a host out of reach.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
@@ -138,6 +138,10 @@ func (s *Sim) perform(step Step) {
 		s.applyWrongPolicy(step.Pick)
 	case "spare":
 		s.admit(func(a *core.Admission) (core.Change, error) { return a.SpareHost(step.On, step.Pick%3 != 0) })
+	case "move volume":
+		s.moveVolume(step.Pick)
+	case "cancel volume move":
+		s.cancelVolumeMove(step.Pick)
 	case "alter files":
 		s.alterFiles(h, step.Pick)
 	case "no room for copies":

@@ -62,6 +62,8 @@ type Sim struct {
 	everyIncrement  bool                 // all agents restore increments
 	made            map[string]bool      // volumes that were ready once, by uid
 	unwantedVolumes map[string]bool      // volumes that their users have deleted
+	acked           map[string]acked     // what was written to volumes, by uid
+	writing         bool                 // guests write to their volumes
 	creates         map[string]int       // calls under way that create a domain, by host, boot and guest
 
 	transfers   []*transfer
@@ -155,7 +157,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 // newSim makes an empty simulation.
 func newSim(seed uint64, log func(string, ...any)) *Sim {
 	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, bases: map[fileOf]string{}, unwantedVolumes: map[string]bool{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, made: map[string]bool{}, bases: map[fileOf]string{}, unwantedVolumes: map[string]bool{}, acked: map[string]acked{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown,
 		cutUntil: map[string]time.Time{}, counts: map[string]int{}, withdrawnAt: map[string]time.Time{}}
 }

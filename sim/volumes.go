@@ -19,12 +19,11 @@ const diskSpace = 100 << 30
 // disk is a volume's disk on a host.
 type disk struct {
 	facts *v1.VolumeFacts
-	// line identifies the history of the disk's content. It changes when the disk is put back to a checkpoint; then a
-	// guest's memory may belong to another line.
-	line     string
-	restored []string
-	served   bool
-	working  bool
+	content
+	served  bool
+	working bool
+	sending *sending          // it is being copied to another host; nil: it is not
+	givenUp *v1.VolumeGivenUp // it was given up to another host; nil: it was not
 }
 
 // followVolumes makes a host follow its orders about volumes. It keeps the orders.
@@ -44,9 +43,13 @@ func (h *host) followVolumes(w *v1.HostWanted) {
 
 // workOnVolumes carries out the orders, and repeats itself until nothing is left to do.
 func (h *host) workOnVolumes() {
+	h.workOnCopies()
 	again := false
 	for _, uid := range slices.Sorted(maps.Keys(h.volumeOrders)) {
 		w, d := h.volumeOrders[uid], h.disks[uid]
+		if w.Receive != nil || w.Facts == nil {
+			continue // it is about a copy
+		}
 		switch {
 		case d != nil && d.working:
 		case w.Discard && d == nil:
@@ -55,6 +58,18 @@ func (h *host) workOnVolumes() {
 				h.sim.checkDiscard(h, uid, d)
 				delete(h.disks, uid)
 			})
+		case w.Adopt != nil && (d == nil || d.facts.Generation < w.Facts.Generation):
+			if h.received[uid] != nil {
+				h.onVolume(uid, d, func() { h.adopts(uid, w) })
+			}
+		case d != nil && d.givenUp != nil && (w.Restore == nil || w.Facts.Generation <= d.facts.Generation):
+			if d.givenUp.Move == w.TakeBack {
+				h.onVolume(uid, d, func() {
+					d.givenUp = nil
+					h.sim.count("volume taken back")
+				})
+			}
+		case d != nil && d.sending != nil && d.sending.handing:
 		case w.Restore != nil && !(d != nil && slices.Contains(d.restored, w.Restore.Id)):
 			if d != nil {
 				d.served = false
@@ -80,10 +95,12 @@ func (h *host) workOnVolumes() {
 				if h.sim.made[uid] && !h.sim.unwantedVolumes[uid] { // an older copy of the store may want it again
 					h.sim.violate("host %s makes an empty disk for volume %s, which had one", h.name, uid)
 				}
-				h.disks[uid] = &disk{facts: w.Facts, line: "new"}
+				h.disks[uid] = &disk{facts: w.Facts, content: content{line: "new"}}
 			})
 		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
 			h.onVolume(uid, d, func() { d.served, d.facts, h.sim.made[uid] = true, w.Facts, true })
+		case d != nil:
+			h.sends(uid, w, d)
 		}
 	}
 	if again {
@@ -127,7 +144,7 @@ func (h *host) putBack(uid string, w *v1.VolumeWanted) {
 	if slices.Contains(d.restored, w.Restore.Id) {
 		return
 	}
-	d.facts, d.line, d.served = w.Facts, w.Restore.Id, false
+	d.facts, d.line, d.written, d.served, d.givenUp, d.sending = w.Facts, w.Restore.Id, 0, false, nil, nil
 	d.restored = append(d.restored, w.Restore.Id)
 	h.sim.tell(h.name, "volume %s is put back: %s", uid, d.line)
 	h.sim.checkDisks()
@@ -141,6 +158,7 @@ func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
 		if n := len(d.restored); n > 0 {
 			o.Restored = d.restored[n-1]
 		}
+		d.reportMove(o)
 		list = append(list, o)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(h.failing)) {
@@ -304,6 +322,9 @@ func (s *Sim) idleVolume() string {
 // unsettledVolume says what has not settled of a volume; empty: all has. A volume whose host was removed is lost, or waits
 // for a restore.
 func (s *Sim) unsettledVolume(v *v1.Volume) string {
+	if why := s.unsettledMove(v); why != "" {
+		return why
+	}
 	switch {
 	case v.Meta.Deleting != nil && s.claimedByItsHost(v.Meta.Uid):
 		return "" // its host says that it still has the volume

@@ -908,9 +908,17 @@ type VolumeWanted struct {
 	Discard bool                   `protobuf:"varint,2,opt,name=discard,proto3" json:"discard,omitempty"` // delete it. A host keeps a volume that no order mentions.
 	Facts   *VolumeFacts           `protobuf:"bytes,3,opt,name=facts,proto3" json:"facts,omitempty"`
 	// readers are the hosts that may use the disk: where the guest runs or arrives. All other hosts' connections end.
-	Readers       []*BlobPeer   `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
-	Make          bool          `protobuf:"varint,5,opt,name=make,proto3" json:"make,omitempty"`      // make an empty disk if there is none. A disk that was ready once and is missing is never made anew.
-	Restore       *RestoreOrder `protobuf:"bytes,6,opt,name=restore,proto3" json:"restore,omitempty"` // put the disk back to a checkpoint, once for each id; unset: leave it
+	Readers []*BlobPeer     `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`
+	Make    bool            `protobuf:"varint,5,opt,name=make,proto3" json:"make,omitempty"`      // make an empty disk if there is none. A disk that was ready once and is missing is never made anew.
+	Restore *RestoreOrder   `protobuf:"bytes,6,opt,name=restore,proto3" json:"restore,omitempty"` // put the disk back to a checkpoint, once for each id; unset: leave it
+	Send    *VolumeTransfer `protobuf:"bytes,7,opt,name=send,proto3" json:"send,omitempty"`       // copy the disk to another host, while guests use it; unset: do not, or no longer
+	// receive: make an empty disk for a copy, and let the other host write to it. drop: delete the copy with this id. An order with
+	// receive or without facts does not concern the volume's disk.
+	Receive *VolumeTransfer `protobuf:"bytes,8,opt,name=receive,proto3" json:"receive,omitempty"`
+	Drop    string          `protobuf:"bytes,9,opt,name=drop,proto3" json:"drop,omitempty"`
+	Adopt   *VolumeAdoption `protobuf:"bytes,10,opt,name=adopt,proto3" json:"adopt,omitempty"` // the host got the volume by a move: the copy becomes the volume's disk, once
+	// take_back: serve the disk again that was given up in the move with this id. The target of that move has no copy.
+	TakeBack      string `protobuf:"bytes,11,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,6 +995,163 @@ func (x *VolumeWanted) GetRestore() *RestoreOrder {
 	return nil
 }
 
+func (x *VolumeWanted) GetSend() *VolumeTransfer {
+	if x != nil {
+		return x.Send
+	}
+	return nil
+}
+
+func (x *VolumeWanted) GetReceive() *VolumeTransfer {
+	if x != nil {
+		return x.Receive
+	}
+	return nil
+}
+
+func (x *VolumeWanted) GetDrop() string {
+	if x != nil {
+		return x.Drop
+	}
+	return ""
+}
+
+func (x *VolumeWanted) GetAdopt() *VolumeAdoption {
+	if x != nil {
+		return x.Adopt
+	}
+	return nil
+}
+
+func (x *VolumeWanted) GetTakeBack() string {
+	if x != nil {
+		return x.TakeBack
+	}
+	return ""
+}
+
+// VolumeAdoption names the copy that becomes a volume's disk.
+type VolumeAdoption struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Copy          string                 `protobuf:"bytes,1,opt,name=copy,proto3" json:"copy,omitempty"`
+	Restored      []string               `protobuf:"bytes,2,rep,name=restored,proto3" json:"restored,omitempty"` // the restores that were made of the disk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeAdoption) Reset() {
+	*x = VolumeAdoption{}
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeAdoption) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeAdoption) ProtoMessage() {}
+
+func (x *VolumeAdoption) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeAdoption.ProtoReflect.Descriptor instead.
+func (*VolumeAdoption) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *VolumeAdoption) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeAdoption) GetRestored() []string {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+// VolumeTransfer is the order about a copy of a volume's disk in a move of the volume.
+type VolumeTransfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          string                 `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	Host          *BlobPeer              `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`                          // send: the target; receive: the source
+	Copy          string                 `protobuf:"bytes,3,opt,name=copy,proto3" json:"copy,omitempty"`                          // send: the copy's id, as the target has reported it
+	HandOver      bool                   `protobuf:"varint,4,opt,name=hand_over,json=handOver,proto3" json:"hand_over,omitempty"` // send: give the disk up when the copy is complete
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeTransfer) Reset() {
+	*x = VolumeTransfer{}
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeTransfer) ProtoMessage() {}
+
+func (x *VolumeTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeTransfer.ProtoReflect.Descriptor instead.
+func (*VolumeTransfer) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *VolumeTransfer) GetMove() string {
+	if x != nil {
+		return x.Move
+	}
+	return ""
+}
+
+func (x *VolumeTransfer) GetHost() *BlobPeer {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *VolumeTransfer) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeTransfer) GetHandOver() bool {
+	if x != nil {
+		return x.HandOver
+	}
+	return false
+}
+
 // RestoreOrder names the file from which a guest or a volume is restored. The host fetches it as HostWanted.checkpoints says.
 type RestoreOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1001,7 +1166,7 @@ type RestoreOrder struct {
 
 func (x *RestoreOrder) Reset() {
 	*x = RestoreOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1178,7 @@ func (x *RestoreOrder) String() string {
 func (*RestoreOrder) ProtoMessage() {}
 
 func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1191,7 @@ func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreOrder.ProtoReflect.Descriptor instead.
 func (*RestoreOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RestoreOrder) GetId() string {
@@ -1075,7 +1240,7 @@ type BaseFile struct {
 
 func (x *BaseFile) Reset() {
 	*x = BaseFile{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1252,7 @@ func (x *BaseFile) String() string {
 func (*BaseFile) ProtoMessage() {}
 
 func (x *BaseFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1265,7 @@ func (x *BaseFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BaseFile.ProtoReflect.Descriptor instead.
 func (*BaseFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BaseFile) GetCheckpointId() string {
@@ -1138,7 +1303,7 @@ type CheckpointWanted struct {
 
 func (x *CheckpointWanted) Reset() {
 	*x = CheckpointWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1315,7 @@ func (x *CheckpointWanted) String() string {
 func (*CheckpointWanted) ProtoMessage() {}
 
 func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1328,7 @@ func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointWanted.ProtoReflect.Descriptor instead.
 func (*CheckpointWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CheckpointWanted) GetCheckpointId() string {
@@ -1264,7 +1429,7 @@ type TrialOrder struct {
 
 func (x *TrialOrder) Reset() {
 	*x = TrialOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1441,7 @@ func (x *TrialOrder) String() string {
 func (*TrialOrder) ProtoMessage() {}
 
 func (x *TrialOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1454,7 @@ func (x *TrialOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrialOrder.ProtoReflect.Descriptor instead.
 func (*TrialOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TrialOrder) GetVerification() string {
@@ -1338,7 +1503,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1515,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1528,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -1400,7 +1565,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1577,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1590,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PeerHost) GetName() string {
@@ -1510,7 +1675,7 @@ type Relayed struct {
 
 func (x *Relayed) Reset() {
 	*x = Relayed{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1687,7 @@ func (x *Relayed) String() string {
 func (*Relayed) ProtoMessage() {}
 
 func (x *Relayed) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1700,7 @@ func (x *Relayed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
 func (*Relayed) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Relayed) GetPort() uint32 {
@@ -1571,7 +1736,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1748,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1761,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Probe) GetHost() string {
@@ -1634,7 +1799,7 @@ type PathObserved struct {
 
 func (x *PathObserved) Reset() {
 	*x = PathObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1811,7 @@ func (x *PathObserved) String() string {
 func (*PathObserved) ProtoMessage() {}
 
 func (x *PathObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1824,7 @@ func (x *PathObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
 func (*PathObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PathObserved) GetHost() string {
@@ -1710,7 +1875,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1887,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1900,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -1786,7 +1951,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1963,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1976,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1889,7 +2054,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2066,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2079,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1952,7 +2117,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2129,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2142,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -2028,7 +2193,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2205,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2218,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -2115,7 +2280,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2292,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2305,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -2273,7 +2438,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2450,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2463,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -2401,7 +2566,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2578,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2591,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2594,7 +2759,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2771,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2784,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2649,7 +2814,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2826,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2839,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2719,7 +2884,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2896,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2909,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2810,14 +2975,16 @@ type HostObserved struct {
 	Paths            []*PathObserved   `protobuf:"bytes,21,rep,name=paths,proto3" json:"paths,omitempty"`                                    // by host: WireGuard's peers, and hosts that were probed
 	// instance: random, made when the agent starts and kept in its memory alone. By it the manager knows the same agent in another
 	// session from a copy of the host's disk. Empty: an older agent.
-	Instance      string `protobuf:"bytes,24,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance      string                `protobuf:"bytes,24,opt,name=instance,proto3" json:"instance,omitempty"`
+	VolumeCopies  []*VolumeCopyObserved `protobuf:"bytes,25,rep,name=volume_copies,json=volumeCopies,proto3" json:"volume_copies,omitempty"`  // that other hosts send here, or have sent
+	MovesVolumes  bool                  `protobuf:"varint,26,opt,name=moves_volumes,json=movesVolumes,proto3" json:"moves_volumes,omitempty"` // the agent can send and receive volumes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +2996,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +3009,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2992,6 +3159,20 @@ func (x *HostObserved) GetInstance() string {
 	return ""
 }
 
+func (x *HostObserved) GetVolumeCopies() []*VolumeCopyObserved {
+	if x != nil {
+		return x.VolumeCopies
+	}
+	return nil
+}
+
+func (x *HostObserved) GetMovesVolumes() bool {
+	if x != nil {
+		return x.MovesVolumes
+	}
+	return false
+}
+
 type ConsoleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GuestUid      string                 `protobuf:"bytes,1,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
@@ -3004,7 +3185,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3197,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3210,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -3072,7 +3253,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3265,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3278,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -3123,7 +3304,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3316,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3329,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -3167,7 +3348,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[33]
+	mi := &file_watari_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3360,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[33]
+	mi := &file_watari_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3373,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3256,14 +3437,28 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06volume\x18\x10 \x01(\v2\x17.watari.v1.VolumeSourceR\x06volume\"I\n" +
 	"\fVolumeSource\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12'\n" +
-	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\xde\x01\n" +
+	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\"\xa4\x03\n" +
 	"\fVolumeWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\adiscard\x18\x02 \x01(\bR\adiscard\x12,\n" +
 	"\x05facts\x18\x03 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12-\n" +
 	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\x12\x12\n" +
 	"\x04make\x18\x05 \x01(\bR\x04make\x121\n" +
-	"\arestore\x18\x06 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\xaf\x01\n" +
+	"\arestore\x18\x06 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\x12-\n" +
+	"\x04send\x18\a \x01(\v2\x19.watari.v1.VolumeTransferR\x04send\x123\n" +
+	"\areceive\x18\b \x01(\v2\x19.watari.v1.VolumeTransferR\areceive\x12\x12\n" +
+	"\x04drop\x18\t \x01(\tR\x04drop\x12/\n" +
+	"\x05adopt\x18\n" +
+	" \x01(\v2\x19.watari.v1.VolumeAdoptionR\x05adopt\x12\x1b\n" +
+	"\ttake_back\x18\v \x01(\tR\btakeBack\"@\n" +
+	"\x0eVolumeAdoption\x12\x12\n" +
+	"\x04copy\x18\x01 \x01(\tR\x04copy\x12\x1a\n" +
+	"\brestored\x18\x02 \x03(\tR\brestored\"~\n" +
+	"\x0eVolumeTransfer\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\tR\x04move\x12'\n" +
+	"\x04host\x18\x02 \x01(\v2\x13.watari.v1.BlobPeerR\x04host\x12\x12\n" +
+	"\x04copy\x18\x03 \x01(\tR\x04copy\x12\x1b\n" +
+	"\thand_over\x18\x04 \x01(\bR\bhandOver\"\xaf\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
@@ -3436,7 +3631,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xe8\x06\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xd1\a\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -3461,7 +3656,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\avolumes\x18\x16 \x03(\v2\x19.watari.v1.VolumeObservedR\avolumes\x12#\n" +
 	"\rkeeps_volumes\x18\x17 \x01(\bR\fkeepsVolumes\x12-\n" +
 	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\x12\x1a\n" +
-	"\binstance\x18\x18 \x01(\tR\binstance\"s\n" +
+	"\binstance\x18\x18 \x01(\tR\binstance\x12B\n" +
+	"\rvolume_copies\x18\x19 \x03(\v2\x1d.watari.v1.VolumeCopyObservedR\fvolumeCopies\x12#\n" +
+	"\rmoves_volumes\x18\x1a \x01(\bR\fmovesVolumes\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -3529,7 +3726,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
@@ -3545,129 +3742,137 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*GuestWanted)(nil),          // 11: watari.v1.GuestWanted
 	(*VolumeSource)(nil),         // 12: watari.v1.VolumeSource
 	(*VolumeWanted)(nil),         // 13: watari.v1.VolumeWanted
-	(*RestoreOrder)(nil),         // 14: watari.v1.RestoreOrder
-	(*BaseFile)(nil),             // 15: watari.v1.BaseFile
-	(*CheckpointWanted)(nil),     // 16: watari.v1.CheckpointWanted
-	(*TrialOrder)(nil),           // 17: watari.v1.TrialOrder
-	(*GuestRoute)(nil),           // 18: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 19: watari.v1.PeerHost
-	(*Relayed)(nil),              // 20: watari.v1.Relayed
-	(*Probe)(nil),                // 21: watari.v1.Probe
-	(*PathObserved)(nil),         // 22: watari.v1.PathObserved
-	(*ClusterNetwork)(nil),       // 23: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 24: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 25: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 26: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 27: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 28: watari.v1.HostWanted
-	(*Dropped)(nil),              // 29: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 30: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 31: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 32: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 33: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 34: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 35: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 36: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 37: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 38: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 39: watari.v1.GuestShape
-	(*Image)(nil),                // 40: watari.v1.Image
-	(*Identity)(nil),             // 41: watari.v1.Identity
-	(*Platform)(nil),             // 42: watari.v1.Platform
-	(*GuestFacts)(nil),           // 43: watari.v1.GuestFacts
-	(*VolumeFacts)(nil),          // 44: watari.v1.VolumeFacts
-	(*CheckpointFile)(nil),       // 45: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 46: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 47: watari.v1.Peer
-	(*Blob)(nil),                 // 48: watari.v1.Blob
-	(*Stamp)(nil),                // 49: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 50: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 51: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 52: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 53: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 54: watari.v1.CheckpointObserved
-	(*VolumeObserved)(nil),       // 55: watari.v1.VolumeObserved
-	(*KeptConsole)(nil),          // 56: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 57: watari.v1.HostSample
+	(*VolumeAdoption)(nil),       // 14: watari.v1.VolumeAdoption
+	(*VolumeTransfer)(nil),       // 15: watari.v1.VolumeTransfer
+	(*RestoreOrder)(nil),         // 16: watari.v1.RestoreOrder
+	(*BaseFile)(nil),             // 17: watari.v1.BaseFile
+	(*CheckpointWanted)(nil),     // 18: watari.v1.CheckpointWanted
+	(*TrialOrder)(nil),           // 19: watari.v1.TrialOrder
+	(*GuestRoute)(nil),           // 20: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 21: watari.v1.PeerHost
+	(*Relayed)(nil),              // 22: watari.v1.Relayed
+	(*Probe)(nil),                // 23: watari.v1.Probe
+	(*PathObserved)(nil),         // 24: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 25: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 26: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 27: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 28: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 29: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 30: watari.v1.HostWanted
+	(*Dropped)(nil),              // 31: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 32: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 33: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 34: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 35: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 36: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 37: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 38: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 39: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 40: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 41: watari.v1.GuestShape
+	(*Image)(nil),                // 42: watari.v1.Image
+	(*Identity)(nil),             // 43: watari.v1.Identity
+	(*Platform)(nil),             // 44: watari.v1.Platform
+	(*GuestFacts)(nil),           // 45: watari.v1.GuestFacts
+	(*VolumeFacts)(nil),          // 46: watari.v1.VolumeFacts
+	(*CheckpointFile)(nil),       // 47: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 48: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 49: watari.v1.Peer
+	(*Blob)(nil),                 // 50: watari.v1.Blob
+	(*Stamp)(nil),                // 51: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 52: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 53: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 54: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 55: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 56: watari.v1.CheckpointObserved
+	(*VolumeObserved)(nil),       // 57: watari.v1.VolumeObserved
+	(*VolumeCopyObserved)(nil),   // 58: watari.v1.VolumeCopyObserved
+	(*KeptConsole)(nil),          // 59: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 60: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
 	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	39, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	40, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	41, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	41, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	42, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	43, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	42, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	43, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	44, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	45, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
-	14, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
+	16, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
 	12, // 10: watari.v1.GuestWanted.volume:type_name -> watari.v1.VolumeSource
-	25, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
-	44, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
-	25, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
-	14, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
-	45, // 15: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	15, // 16: watari.v1.RestoreOrder.bases:type_name -> watari.v1.BaseFile
-	45, // 17: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
-	46, // 18: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	45, // 19: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	17, // 20: watari.v1.CheckpointWanted.trial:type_name -> watari.v1.TrialOrder
-	39, // 21: watari.v1.TrialOrder.shape:type_name -> watari.v1.GuestShape
-	40, // 22: watari.v1.TrialOrder.image:type_name -> watari.v1.Image
-	42, // 23: watari.v1.TrialOrder.platform:type_name -> watari.v1.Platform
-	14, // 24: watari.v1.TrialOrder.restore:type_name -> watari.v1.RestoreOrder
-	1,  // 25: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	47, // 26: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	18, // 27: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	19, // 28: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	23, // 29: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	20, // 30: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	21, // 31: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	25, // 32: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	25, // 33: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 34: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	48, // 35: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	11, // 36: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	24, // 37: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	40, // 38: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	26, // 39: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	27, // 40: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	49, // 41: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	29, // 42: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	16, // 43: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	13, // 44: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
-	3,  // 45: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	50, // 46: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	51, // 47: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	43, // 48: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 49: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	48, // 50: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	52, // 51: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	53, // 52: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	30, // 53: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	32, // 54: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	33, // 55: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	49, // 56: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	31, // 57: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	54, // 58: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	55, // 59: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
-	22, // 60: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	56, // 61: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	28, // 62: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	35, // 63: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 64: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	37, // 65: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 66: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	34, // 67: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	36, // 68: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	57, // 69: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	38, // 70: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 71: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	67, // [67:72] is the sub-list for method output_type
-	62, // [62:67] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	27, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
+	46, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
+	27, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
+	16, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
+	15, // 15: watari.v1.VolumeWanted.send:type_name -> watari.v1.VolumeTransfer
+	15, // 16: watari.v1.VolumeWanted.receive:type_name -> watari.v1.VolumeTransfer
+	14, // 17: watari.v1.VolumeWanted.adopt:type_name -> watari.v1.VolumeAdoption
+	27, // 18: watari.v1.VolumeTransfer.host:type_name -> watari.v1.BlobPeer
+	47, // 19: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	17, // 20: watari.v1.RestoreOrder.bases:type_name -> watari.v1.BaseFile
+	47, // 21: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
+	48, // 22: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	47, // 23: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	19, // 24: watari.v1.CheckpointWanted.trial:type_name -> watari.v1.TrialOrder
+	41, // 25: watari.v1.TrialOrder.shape:type_name -> watari.v1.GuestShape
+	42, // 26: watari.v1.TrialOrder.image:type_name -> watari.v1.Image
+	44, // 27: watari.v1.TrialOrder.platform:type_name -> watari.v1.Platform
+	16, // 28: watari.v1.TrialOrder.restore:type_name -> watari.v1.RestoreOrder
+	1,  // 29: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	49, // 30: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	20, // 31: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	21, // 32: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	25, // 33: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	22, // 34: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	23, // 35: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	27, // 36: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	27, // 37: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 38: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	50, // 39: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 40: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	26, // 41: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	42, // 42: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	28, // 43: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	29, // 44: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	51, // 45: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	31, // 46: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	18, // 47: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	13, // 48: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
+	3,  // 49: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	52, // 50: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	53, // 51: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	45, // 52: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 53: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	50, // 54: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	54, // 55: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	55, // 56: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	32, // 57: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	34, // 58: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	35, // 59: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	51, // 60: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	33, // 61: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	56, // 62: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	57, // 63: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	24, // 64: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	58, // 65: watari.v1.HostObserved.volume_copies:type_name -> watari.v1.VolumeCopyObserved
+	59, // 66: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	30, // 67: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	37, // 68: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 69: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	39, // 70: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 71: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	36, // 72: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	38, // 73: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	60, // 74: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	40, // 75: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 76: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	72, // [72:77] is the sub-list for method output_type
+	67, // [67:72] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3683,7 +3888,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

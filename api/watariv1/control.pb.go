@@ -2127,6 +2127,110 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
+type MoveVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Cancel        bool                   `protobuf:"varint,3,opt,name=cancel,proto3" json:"cancel,omitempty"` // the move that is under way, to whichever host
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeRequest) Reset() {
+	*x = MoveVolumeRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeRequest) ProtoMessage() {}
+
+func (x *MoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*MoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *MoveVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type MoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeResponse) Reset() {
+	*x = MoveVolumeResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeResponse) ProtoMessage() {}
+
+func (x *MoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*MoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *MoveVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type AllowStorageRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Storage       *Storage               `protobuf:"bytes,1,opt,name=storage,proto3" json:"storage,omitempty"` // without gateway_port
@@ -2136,7 +2240,7 @@ type AllowStorageRequest struct {
 
 func (x *AllowStorageRequest) Reset() {
 	*x = AllowStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2252,7 @@ func (x *AllowStorageRequest) String() string {
 func (*AllowStorageRequest) ProtoMessage() {}
 
 func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2265,7 @@ func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
 func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AllowStorageRequest) GetStorage() *Storage {
@@ -2181,7 +2285,7 @@ type AllowStorageResponse struct {
 
 func (x *AllowStorageResponse) Reset() {
 	*x = AllowStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2297,7 @@ func (x *AllowStorageResponse) String() string {
 func (*AllowStorageResponse) ProtoMessage() {}
 
 func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2310,7 @@ func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
 func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AllowStorageResponse) GetStorage() *Storage {
@@ -2231,7 +2335,7 @@ type ListStorageRequest struct {
 
 func (x *ListStorageRequest) Reset() {
 	*x = ListStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2347,7 @@ func (x *ListStorageRequest) String() string {
 func (*ListStorageRequest) ProtoMessage() {}
 
 func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2360,7 @@ func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 type ListStorageResponse struct {
@@ -2268,7 +2372,7 @@ type ListStorageResponse struct {
 
 func (x *ListStorageResponse) Reset() {
 	*x = ListStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2384,7 @@ func (x *ListStorageResponse) String() string {
 func (*ListStorageResponse) ProtoMessage() {}
 
 func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2397,7 @@ func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListStorageResponse) GetStorage() []*Storage {
@@ -2313,7 +2417,7 @@ type ForbidStorageRequest struct {
 
 func (x *ForbidStorageRequest) Reset() {
 	*x = ForbidStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +2429,7 @@ func (x *ForbidStorageRequest) String() string {
 func (*ForbidStorageRequest) ProtoMessage() {}
 
 func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +2442,7 @@ func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
 func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ForbidStorageRequest) GetName() string {
@@ -2363,7 +2467,7 @@ type ForbidStorageResponse struct {
 
 func (x *ForbidStorageResponse) Reset() {
 	*x = ForbidStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2479,7 @@ func (x *ForbidStorageResponse) String() string {
 func (*ForbidStorageResponse) ProtoMessage() {}
 
 func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2492,7 @@ func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
 func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 type CreateCheckpointRequest struct {
@@ -2402,7 +2506,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2518,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2531,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -2461,7 +2565,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2577,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2590,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2514,7 +2618,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2630,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2643,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -2572,7 +2676,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2688,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2701,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -2616,7 +2720,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2732,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2745,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2659,7 +2763,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2775,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2788,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2697,7 +2801,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2813,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2826,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2748,7 +2852,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2864,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2877,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2794,7 +2898,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +2910,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +2923,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2853,7 +2957,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +2969,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +2982,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -2904,7 +3008,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3020,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3033,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -2948,7 +3052,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2960,7 +3064,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2973,7 +3077,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2994,7 +3098,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3110,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3123,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -3053,7 +3157,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3169,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3182,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -3105,7 +3209,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3221,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3234,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -3156,7 +3260,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3272,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3285,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -3200,7 +3304,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3212,7 +3316,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3225,7 +3329,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -3244,7 +3348,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3360,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3373,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -3288,7 +3392,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3404,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3417,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -3332,7 +3436,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3448,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3461,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -3379,7 +3483,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3495,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3508,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -3445,7 +3549,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3457,7 +3561,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3470,7 +3574,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -3496,7 +3600,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3612,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3625,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -3541,7 +3645,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3657,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3670,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3595,7 +3699,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3711,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3724,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3660,7 +3764,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3776,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +3789,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3706,7 +3810,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3822,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3835,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3764,7 +3868,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3880,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3893,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3811,7 +3915,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +3927,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +3940,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -3876,7 +3980,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3992,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4005,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -3923,7 +4027,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4039,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4052,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -3989,7 +4093,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4105,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4118,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -4040,7 +4144,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4052,7 +4156,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4065,7 +4169,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -4084,7 +4188,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4200,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4213,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -4130,7 +4234,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4246,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4259,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -4188,7 +4292,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4304,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4317,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -4236,7 +4340,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4352,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4365,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -4294,7 +4398,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4410,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4423,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -4338,7 +4442,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4350,7 +4454,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4363,7 +4467,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -4382,7 +4486,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4394,7 +4498,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4407,7 +4511,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -4427,7 +4531,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4439,7 +4543,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4452,7 +4556,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -4478,7 +4582,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4594,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4607,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -4525,7 +4629,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4641,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4654,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -4576,7 +4680,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +4692,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4601,7 +4705,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -4620,7 +4724,7 @@ type RemoveRunRequest struct {
 
 func (x *RemoveRunRequest) Reset() {
 	*x = RemoveRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4632,7 +4736,7 @@ func (x *RemoveRunRequest) String() string {
 func (*RemoveRunRequest) ProtoMessage() {}
 
 func (x *RemoveRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4645,7 +4749,7 @@ func (x *RemoveRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRunRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveRunRequest) GetName() string {
@@ -4663,7 +4767,7 @@ type RemoveRunResponse struct {
 
 func (x *RemoveRunResponse) Reset() {
 	*x = RemoveRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4779,7 @@ func (x *RemoveRunResponse) String() string {
 func (*RemoveRunResponse) ProtoMessage() {}
 
 func (x *RemoveRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4792,7 @@ func (x *RemoveRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRunResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 type RunOutputRequest struct {
@@ -4703,7 +4807,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4819,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4728,7 +4832,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4774,7 +4878,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +4890,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +4903,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4846,7 +4950,7 @@ type RunProcessesRequest struct {
 
 func (x *RunProcessesRequest) Reset() {
 	*x = RunProcessesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4858,7 +4962,7 @@ func (x *RunProcessesRequest) String() string {
 func (*RunProcessesRequest) ProtoMessage() {}
 
 func (x *RunProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4871,7 +4975,7 @@ func (x *RunProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunProcessesRequest.ProtoReflect.Descriptor instead.
 func (*RunProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RunProcessesRequest) GetName() string {
@@ -4890,7 +4994,7 @@ type RunProcessesResponse struct {
 
 func (x *RunProcessesResponse) Reset() {
 	*x = RunProcessesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4902,7 +5006,7 @@ func (x *RunProcessesResponse) String() string {
 func (*RunProcessesResponse) ProtoMessage() {}
 
 func (x *RunProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4915,7 +5019,7 @@ func (x *RunProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunProcessesResponse.ProtoReflect.Descriptor instead.
 func (*RunProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RunProcessesResponse) GetGuests() []*GuestProcesses {
@@ -4939,7 +5043,7 @@ type GuestProcesses struct {
 
 func (x *GuestProcesses) Reset() {
 	*x = GuestProcesses{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4951,7 +5055,7 @@ func (x *GuestProcesses) String() string {
 func (*GuestProcesses) ProtoMessage() {}
 
 func (x *GuestProcesses) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5068,7 @@ func (x *GuestProcesses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestProcesses.ProtoReflect.Descriptor instead.
 func (*GuestProcesses) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GuestProcesses) GetGuest() string {
@@ -5012,7 +5116,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5128,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5141,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -5064,7 +5168,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5180,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5193,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -5117,7 +5221,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5129,7 +5233,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5142,7 +5246,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -5176,7 +5280,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5292,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5305,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -5226,7 +5330,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5342,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5355,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 type ListUsersResponse struct {
@@ -5263,7 +5367,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5275,7 +5379,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5288,7 +5392,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -5308,7 +5412,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5320,7 +5424,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5333,7 +5437,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -5359,7 +5463,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5371,7 +5475,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5384,7 +5488,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -5403,7 +5507,7 @@ type RevokeUserRequest struct {
 
 func (x *RevokeUserRequest) Reset() {
 	*x = RevokeUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5415,7 +5519,7 @@ func (x *RevokeUserRequest) String() string {
 func (*RevokeUserRequest) ProtoMessage() {}
 
 func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5428,7 +5532,7 @@ func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
 func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RevokeUserRequest) GetName() string {
@@ -5447,7 +5551,7 @@ type RevokeUserResponse struct {
 
 func (x *RevokeUserResponse) Reset() {
 	*x = RevokeUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5563,7 @@ func (x *RevokeUserResponse) String() string {
 func (*RevokeUserResponse) ProtoMessage() {}
 
 func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5576,7 @@ func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
 func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RevokeUserResponse) GetUser() *User {
@@ -5491,7 +5595,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5503,7 +5607,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5516,7 +5620,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -5534,7 +5638,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5546,7 +5650,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5559,7 +5663,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 type SetQuotaRequest struct {
@@ -5572,7 +5676,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5584,7 +5688,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5597,7 +5701,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5623,7 +5727,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5739,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5752,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5669,7 +5773,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5681,7 +5785,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5694,7 +5798,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5730,7 +5834,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5742,7 +5846,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5755,7 +5859,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5783,7 +5887,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5795,7 +5899,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5808,7 +5912,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5841,7 +5945,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5853,7 +5957,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5866,7 +5970,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -5886,7 +5990,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6002,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6015,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -5946,7 +6050,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5958,7 +6062,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5971,7 +6075,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -6046,7 +6150,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6162,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6175,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -6090,7 +6194,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6102,7 +6206,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6219,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -6136,7 +6240,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6252,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6265,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -6194,7 +6298,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6206,7 +6310,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6219,7 +6323,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -6237,7 +6341,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6249,7 +6353,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6262,7 +6366,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -6276,7 +6380,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6288,7 +6392,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6301,7 +6405,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -6335,7 +6439,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6347,7 +6451,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6360,7 +6464,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -6394,7 +6498,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6406,7 +6510,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6419,7 +6523,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -6498,7 +6602,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6510,7 +6614,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6523,7 +6627,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -6571,7 +6675,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6583,7 +6687,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6596,7 +6700,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6623,7 +6727,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6635,7 +6739,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6648,7 +6752,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6674,7 +6778,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6686,7 +6790,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6699,7 +6803,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6720,7 +6824,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6732,7 +6836,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6745,7 +6849,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6779,7 +6883,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6791,7 +6895,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6804,7 +6908,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6836,7 +6940,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6848,7 +6952,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6861,7 +6965,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -6916,7 +7020,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6928,7 +7032,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6941,7 +7045,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -6968,7 +7072,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6980,7 +7084,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6993,7 +7097,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -7025,7 +7129,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7037,7 +7141,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7050,7 +7154,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -7106,7 +7210,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7118,7 +7222,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,7 +7235,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -7167,7 +7271,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7179,7 +7283,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7192,7 +7296,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -7234,7 +7338,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7246,7 +7350,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7259,7 +7363,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -7299,7 +7403,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7311,7 +7415,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7324,7 +7428,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -7390,7 +7494,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[141]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7402,7 +7506,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[141]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7415,7 +7519,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{141}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -7465,7 +7569,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[142]
+	mi := &file_watari_v1_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7477,7 +7581,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[142]
+	mi := &file_watari_v1_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7490,7 +7594,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{142}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -7529,7 +7633,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[143]
+	mi := &file_watari_v1_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7541,7 +7645,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[143]
+	mi := &file_watari_v1_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7554,7 +7658,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{143}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7722,7 +7826,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\avolumes\x18\x01 \x03(\v2\x11.watari.v1.VolumeR\avolumes\")\n" +
 	"\x13DeleteVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteVolumeResponse\"C\n" +
+	"\x14DeleteVolumeResponse\"S\n" +
+	"\x11MoveVolumeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +
+	"\x06cancel\x18\x03 \x01(\bR\x06cancel\"?\n" +
+	"\x12MoveVolumeResponse\x12)\n" +
+	"\x06volume\x18\x01 \x01(\v2\x11.watari.v1.VolumeR\x06volume\"C\n" +
 	"\x13AllowStorageRequest\x12,\n" +
 	"\astorage\x18\x01 \x01(\v2\x12.watari.v1.StorageR\astorage\"^\n" +
 	"\x14AllowStorageResponse\x12,\n" +
@@ -8083,7 +8193,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xe3(\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xae)\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -8127,7 +8237,9 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x11RestoreCheckpoint\x12#.watari.v1.RestoreCheckpointRequest\x1a$.watari.v1.RestoreCheckpointResponse\x12O\n" +
 	"\fCreateVolume\x12\x1e.watari.v1.CreateVolumeRequest\x1a\x1f.watari.v1.CreateVolumeResponse\x12L\n" +
 	"\vListVolumes\x12\x1d.watari.v1.ListVolumesRequest\x1a\x1e.watari.v1.ListVolumesResponse\x12O\n" +
-	"\fDeleteVolume\x12\x1e.watari.v1.DeleteVolumeRequest\x1a\x1f.watari.v1.DeleteVolumeResponse\x12O\n" +
+	"\fDeleteVolume\x12\x1e.watari.v1.DeleteVolumeRequest\x1a\x1f.watari.v1.DeleteVolumeResponse\x12I\n" +
+	"\n" +
+	"MoveVolume\x12\x1c.watari.v1.MoveVolumeRequest\x1a\x1d.watari.v1.MoveVolumeResponse\x12O\n" +
 	"\fAllowStorage\x12\x1e.watari.v1.AllowStorageRequest\x1a\x1f.watari.v1.AllowStorageResponse\x12L\n" +
 	"\vListStorage\x12\x1d.watari.v1.ListStorageRequest\x1a\x1e.watari.v1.ListStorageResponse\x12R\n" +
 	"\rForbidStorage\x12\x1f.watari.v1.ForbidStorageRequest\x1a .watari.v1.ForbidStorageResponse\x12F\n" +
@@ -8175,7 +8287,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 145)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 147)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -8220,377 +8332,382 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ListVolumesResponse)(nil),       // 40: watari.v1.ListVolumesResponse
 	(*DeleteVolumeRequest)(nil),       // 41: watari.v1.DeleteVolumeRequest
 	(*DeleteVolumeResponse)(nil),      // 42: watari.v1.DeleteVolumeResponse
-	(*AllowStorageRequest)(nil),       // 43: watari.v1.AllowStorageRequest
-	(*AllowStorageResponse)(nil),      // 44: watari.v1.AllowStorageResponse
-	(*ListStorageRequest)(nil),        // 45: watari.v1.ListStorageRequest
-	(*ListStorageResponse)(nil),       // 46: watari.v1.ListStorageResponse
-	(*ForbidStorageRequest)(nil),      // 47: watari.v1.ForbidStorageRequest
-	(*ForbidStorageResponse)(nil),     // 48: watari.v1.ForbidStorageResponse
-	(*CreateCheckpointRequest)(nil),   // 49: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 50: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 51: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 52: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 53: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 54: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 55: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 56: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 57: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 58: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 59: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 60: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 61: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 62: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 63: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 64: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 65: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 66: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 67: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 68: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 69: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 70: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 71: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 72: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 73: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 74: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 75: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 76: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 77: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 78: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 79: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 80: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 81: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 82: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 83: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 84: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 85: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 86: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 87: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 88: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 89: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 90: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 91: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 92: watari.v1.CancelRunResponse
-	(*RemoveRunRequest)(nil),          // 93: watari.v1.RemoveRunRequest
-	(*RemoveRunResponse)(nil),         // 94: watari.v1.RemoveRunResponse
-	(*RunOutputRequest)(nil),          // 95: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 96: watari.v1.RunOutputResponse
-	(*RunProcessesRequest)(nil),       // 97: watari.v1.RunProcessesRequest
-	(*RunProcessesResponse)(nil),      // 98: watari.v1.RunProcessesResponse
-	(*GuestProcesses)(nil),            // 99: watari.v1.GuestProcesses
-	(*CreateTokenRequest)(nil),        // 100: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 101: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 102: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 103: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 104: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 105: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 106: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 107: watari.v1.DisableUserResponse
-	(*RevokeUserRequest)(nil),         // 108: watari.v1.RevokeUserRequest
-	(*RevokeUserResponse)(nil),        // 109: watari.v1.RevokeUserResponse
-	(*RemoveUserRequest)(nil),         // 110: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 111: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 112: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 113: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 114: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 115: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 116: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 117: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 118: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 119: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 120: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 121: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 122: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 123: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 124: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 125: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 126: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 127: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 128: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 129: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 130: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 131: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 132: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 133: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 134: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 135: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 136: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 137: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 138: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 139: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 140: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 141: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 142: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 143: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 144: watari.v1.RecoverResponse
-	nil,                               // 145: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 146: watari.v1.User
-	(*Host)(nil),                      // 147: watari.v1.Host
-	(*Site)(nil),                      // 148: watari.v1.Site
-	(*durationpb.Duration)(nil),       // 149: google.protobuf.Duration
-	(*Image)(nil),                     // 150: watari.v1.Image
-	(*Blob)(nil),                      // 151: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 152: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 153: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 154: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 155: watari.v1.Volume
-	(*Storage)(nil),                   // 156: watari.v1.Storage
-	(*Checkpoint)(nil),                // 157: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 158: watari.v1.Guest
-	(*KeptConsole)(nil),               // 159: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 160: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 161: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 162: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 163: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 164: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 165: watari.v1.Migration
-	(*RunSpec)(nil),                   // 166: watari.v1.RunSpec
-	(*Run)(nil),                       // 167: watari.v1.Run
-	(*RunProcess)(nil),                // 168: watari.v1.RunProcess
-	(*timestamppb.Timestamp)(nil),     // 169: google.protobuf.Timestamp
-	(Role)(0),                         // 170: watari.v1.Role
-	(*Quota)(nil),                     // 171: watari.v1.Quota
-	(*HostSample)(nil),                // 172: watari.v1.HostSample
-	(*GuestSample)(nil),               // 173: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 174: watari.v1.AuditEntry
-	(*Event)(nil),                     // 175: watari.v1.Event
-	(*Policy)(nil),                    // 176: watari.v1.Policy
+	(*MoveVolumeRequest)(nil),         // 43: watari.v1.MoveVolumeRequest
+	(*MoveVolumeResponse)(nil),        // 44: watari.v1.MoveVolumeResponse
+	(*AllowStorageRequest)(nil),       // 45: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 46: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 47: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 48: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 49: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 50: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 51: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 52: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 53: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 54: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 55: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 56: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 57: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 58: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 59: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 60: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 61: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 62: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 63: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 64: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 65: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 66: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 67: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 68: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 69: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 70: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 71: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 72: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 73: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 74: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 75: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 76: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 77: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 78: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 79: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 80: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 81: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 82: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 83: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 84: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 85: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 86: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 87: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 88: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 89: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 90: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 91: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 92: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 93: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 94: watari.v1.CancelRunResponse
+	(*RemoveRunRequest)(nil),          // 95: watari.v1.RemoveRunRequest
+	(*RemoveRunResponse)(nil),         // 96: watari.v1.RemoveRunResponse
+	(*RunOutputRequest)(nil),          // 97: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 98: watari.v1.RunOutputResponse
+	(*RunProcessesRequest)(nil),       // 99: watari.v1.RunProcessesRequest
+	(*RunProcessesResponse)(nil),      // 100: watari.v1.RunProcessesResponse
+	(*GuestProcesses)(nil),            // 101: watari.v1.GuestProcesses
+	(*CreateTokenRequest)(nil),        // 102: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 103: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 104: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 105: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 106: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 107: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 108: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 109: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 110: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 111: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 112: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 113: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 114: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 115: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 116: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 117: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 118: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 119: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 120: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 121: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 122: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 123: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 124: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 125: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 126: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 127: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 128: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 129: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 130: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 131: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 132: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 133: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 134: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 135: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 136: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 137: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 138: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 139: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 140: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 141: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 142: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 143: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 144: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 145: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 146: watari.v1.RecoverResponse
+	nil,                               // 147: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 148: watari.v1.User
+	(*Host)(nil),                      // 149: watari.v1.Host
+	(*Site)(nil),                      // 150: watari.v1.Site
+	(*durationpb.Duration)(nil),       // 151: google.protobuf.Duration
+	(*Image)(nil),                     // 152: watari.v1.Image
+	(*Blob)(nil),                      // 153: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 154: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 155: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 156: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 157: watari.v1.Volume
+	(*Storage)(nil),                   // 158: watari.v1.Storage
+	(*Checkpoint)(nil),                // 159: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 160: watari.v1.Guest
+	(*KeptConsole)(nil),               // 161: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 162: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 163: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 164: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 165: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 166: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 167: watari.v1.Migration
+	(*RunSpec)(nil),                   // 168: watari.v1.RunSpec
+	(*Run)(nil),                       // 169: watari.v1.Run
+	(*RunProcess)(nil),                // 170: watari.v1.RunProcess
+	(*timestamppb.Timestamp)(nil),     // 171: google.protobuf.Timestamp
+	(Role)(0),                         // 172: watari.v1.Role
+	(*Quota)(nil),                     // 173: watari.v1.Quota
+	(*HostSample)(nil),                // 174: watari.v1.HostSample
+	(*GuestSample)(nil),               // 175: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 176: watari.v1.AuditEntry
+	(*Event)(nil),                     // 177: watari.v1.Event
+	(*Policy)(nil),                    // 178: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	146, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	147, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	147, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	147, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	148, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
-	148, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
-	149, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
-	147, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
-	147, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	150, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	150, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	151, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	150, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	150, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	152, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	153, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	153, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	153, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	154, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	155, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	155, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	156, // 21: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	156, // 22: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	156, // 23: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	157, // 24: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	157, // 25: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	157, // 26: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	154, // 27: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	153, // 28: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	155, // 29: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	157, // 30: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	153, // 31: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	155, // 32: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	158, // 33: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	158, // 34: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	158, // 35: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	159, // 36: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	160, // 37: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	161, // 38: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	162, // 39: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	163, // 40: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	164, // 41: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	165, // 42: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	165, // 43: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	165, // 44: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	166, // 45: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	167, // 46: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	167, // 47: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	167, // 48: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	167, // 49: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	167, // 50: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	99,  // 51: watari.v1.RunProcessesResponse.guests:type_name -> watari.v1.GuestProcesses
-	168, // 52: watari.v1.GuestProcesses.processes:type_name -> watari.v1.RunProcess
-	149, // 53: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	169, // 54: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	170, // 55: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	171, // 56: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	146, // 57: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	146, // 58: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	146, // 59: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	146, // 60: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
-	171, // 61: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	146, // 62: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	169, // 63: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	172, // 64: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	116, // 65: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	169, // 66: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	173, // 67: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	119, // 68: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	174, // 69: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	175, // 70: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	169, // 71: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	153, // 72: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	158, // 73: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	147, // 74: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	165, // 75: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	167, // 76: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	158, // 77: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	157, // 78: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	155, // 79: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	176, // 80: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	176, // 81: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	169, // 82: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	169, // 83: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	134, // 84: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	169, // 85: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	137, // 86: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	169, // 87: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	149, // 88: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	145, // 89: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 90: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	141, // 91: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	142, // 92: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	143, // 93: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 94: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 95: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 96: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	11,  // 97: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
-	13,  // 98: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
-	9,   // 99: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	15,  // 100: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
-	17,  // 101: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	19,  // 102: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 103: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	21,  // 104: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	23,  // 105: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	25,  // 106: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	27,  // 107: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	29,  // 108: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	31,  // 109: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	33,  // 110: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	35,  // 111: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	63,  // 112: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	65,  // 113: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	67,  // 114: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	69,  // 115: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	71,  // 116: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	73,  // 117: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	75,  // 118: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	77,  // 119: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	79,  // 120: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	81,  // 121: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	83,  // 122: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	49,  // 123: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	51,  // 124: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	53,  // 125: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	55,  // 126: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	57,  // 127: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	59,  // 128: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	61,  // 129: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	37,  // 130: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	39,  // 131: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	41,  // 132: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	43,  // 133: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	45,  // 134: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	47,  // 135: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	85,  // 136: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	87,  // 137: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	89,  // 138: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	91,  // 139: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	93,  // 140: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
-	95,  // 141: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	97,  // 142: watari.v1.ControlService.RunProcesses:input_type -> watari.v1.RunProcessesRequest
-	100, // 143: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	102, // 144: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	104, // 145: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	106, // 146: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	108, // 147: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
-	110, // 148: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	112, // 149: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	140, // 150: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	114, // 151: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	117, // 152: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	128, // 153: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	130, // 154: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	132, // 155: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	135, // 156: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	122, // 157: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	120, // 158: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	126, // 159: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	124, // 160: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	138, // 161: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 162: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 163: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 164: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	12,  // 165: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
-	14,  // 166: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
-	10,  // 167: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	16,  // 168: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
-	18,  // 169: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	20,  // 170: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 171: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	22,  // 172: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	24,  // 173: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	26,  // 174: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	28,  // 175: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	30,  // 176: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	32,  // 177: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	34,  // 178: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	36,  // 179: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	64,  // 180: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	66,  // 181: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	68,  // 182: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	70,  // 183: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	72,  // 184: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	74,  // 185: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	76,  // 186: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	78,  // 187: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	80,  // 188: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	82,  // 189: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	84,  // 190: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	50,  // 191: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	52,  // 192: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	54,  // 193: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	56,  // 194: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	58,  // 195: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	60,  // 196: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	62,  // 197: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	38,  // 198: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	40,  // 199: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	42,  // 200: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	44,  // 201: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	46,  // 202: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	48,  // 203: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	86,  // 204: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	88,  // 205: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	90,  // 206: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	92,  // 207: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	94,  // 208: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
-	96,  // 209: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	98,  // 210: watari.v1.ControlService.RunProcesses:output_type -> watari.v1.RunProcessesResponse
-	101, // 211: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	103, // 212: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	105, // 213: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	107, // 214: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	109, // 215: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
-	111, // 216: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	113, // 217: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	144, // 218: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	115, // 219: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	118, // 220: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	129, // 221: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	131, // 222: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	133, // 223: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	136, // 224: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	123, // 225: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	121, // 226: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	127, // 227: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	125, // 228: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	139, // 229: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	162, // [162:230] is the sub-list for method output_type
-	94,  // [94:162] is the sub-list for method input_type
-	94,  // [94:94] is the sub-list for extension type_name
-	94,  // [94:94] is the sub-list for extension extendee
-	0,   // [0:94] is the sub-list for field type_name
+	148, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	149, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	149, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	149, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	150, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
+	150, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
+	151, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	149, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	149, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	152, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	152, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	153, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	152, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	152, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	154, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	155, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	155, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	155, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	156, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	157, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	157, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	157, // 21: watari.v1.MoveVolumeResponse.volume:type_name -> watari.v1.Volume
+	158, // 22: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	158, // 23: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	158, // 24: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	159, // 25: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	159, // 26: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	159, // 27: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	156, // 28: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	155, // 29: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	157, // 30: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	159, // 31: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	155, // 32: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	157, // 33: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	160, // 34: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	160, // 35: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	160, // 36: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	161, // 37: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	162, // 38: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	163, // 39: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	164, // 40: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	165, // 41: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	166, // 42: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	167, // 43: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	167, // 44: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	167, // 45: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	168, // 46: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	169, // 47: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	169, // 48: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	169, // 49: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	169, // 50: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	169, // 51: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	101, // 52: watari.v1.RunProcessesResponse.guests:type_name -> watari.v1.GuestProcesses
+	170, // 53: watari.v1.GuestProcesses.processes:type_name -> watari.v1.RunProcess
+	151, // 54: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	171, // 55: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	172, // 56: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	173, // 57: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	148, // 58: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	148, // 59: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	148, // 60: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	148, // 61: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	173, // 62: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	148, // 63: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	171, // 64: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	174, // 65: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	118, // 66: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	171, // 67: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	175, // 68: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	121, // 69: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	176, // 70: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	177, // 71: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	171, // 72: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	155, // 73: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	160, // 74: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	149, // 75: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	167, // 76: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	169, // 77: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	160, // 78: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	159, // 79: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	157, // 80: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	178, // 81: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	178, // 82: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	171, // 83: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	171, // 84: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	136, // 85: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	171, // 86: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	139, // 87: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	171, // 88: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	151, // 89: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	147, // 90: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 91: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	143, // 92: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	144, // 93: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	145, // 94: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 95: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 96: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 97: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	11,  // 98: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
+	13,  // 99: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
+	9,   // 100: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	15,  // 101: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
+	17,  // 102: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	19,  // 103: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 104: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	21,  // 105: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	23,  // 106: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	25,  // 107: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	27,  // 108: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	29,  // 109: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	31,  // 110: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	33,  // 111: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	35,  // 112: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	65,  // 113: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	67,  // 114: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	69,  // 115: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	71,  // 116: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	73,  // 117: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	75,  // 118: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	77,  // 119: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	79,  // 120: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	81,  // 121: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	83,  // 122: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	85,  // 123: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	51,  // 124: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	53,  // 125: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	55,  // 126: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	57,  // 127: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	59,  // 128: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	61,  // 129: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	63,  // 130: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	37,  // 131: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	39,  // 132: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	41,  // 133: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	43,  // 134: watari.v1.ControlService.MoveVolume:input_type -> watari.v1.MoveVolumeRequest
+	45,  // 135: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	47,  // 136: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	49,  // 137: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	87,  // 138: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	89,  // 139: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	91,  // 140: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	93,  // 141: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	95,  // 142: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
+	97,  // 143: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	99,  // 144: watari.v1.ControlService.RunProcesses:input_type -> watari.v1.RunProcessesRequest
+	102, // 145: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	104, // 146: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	106, // 147: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	108, // 148: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	110, // 149: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	112, // 150: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	114, // 151: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	142, // 152: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	116, // 153: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	119, // 154: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	130, // 155: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	132, // 156: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	134, // 157: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	137, // 158: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	124, // 159: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	122, // 160: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	128, // 161: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	126, // 162: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	140, // 163: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 164: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 165: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 166: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	12,  // 167: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
+	14,  // 168: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
+	10,  // 169: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	16,  // 170: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	18,  // 171: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	20,  // 172: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 173: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	22,  // 174: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	24,  // 175: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	26,  // 176: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	28,  // 177: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	30,  // 178: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	32,  // 179: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	34,  // 180: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	36,  // 181: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	66,  // 182: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	68,  // 183: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	70,  // 184: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	72,  // 185: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	74,  // 186: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	76,  // 187: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	78,  // 188: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	80,  // 189: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	82,  // 190: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	84,  // 191: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	86,  // 192: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	52,  // 193: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	54,  // 194: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	56,  // 195: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	58,  // 196: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	60,  // 197: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	62,  // 198: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	64,  // 199: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	38,  // 200: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	40,  // 201: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	42,  // 202: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	44,  // 203: watari.v1.ControlService.MoveVolume:output_type -> watari.v1.MoveVolumeResponse
+	46,  // 204: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	48,  // 205: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	50,  // 206: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	88,  // 207: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	90,  // 208: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	92,  // 209: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	94,  // 210: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	96,  // 211: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
+	98,  // 212: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	100, // 213: watari.v1.ControlService.RunProcesses:output_type -> watari.v1.RunProcessesResponse
+	103, // 214: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	105, // 215: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	107, // 216: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	109, // 217: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	111, // 218: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	113, // 219: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	115, // 220: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	146, // 221: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	117, // 222: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	120, // 223: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	131, // 224: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	133, // 225: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	135, // 226: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	138, // 227: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	125, // 228: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	123, // 229: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	129, // 230: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	127, // 231: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	141, // 232: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	164, // [164:233] is the sub-list for method output_type
+	95,  // [95:164] is the sub-list for method input_type
+	95,  // [95:95] is the sub-list for extension type_name
+	95,  // [95:95] is the sub-list for extension extendee
+	0,   // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -8600,14 +8717,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[95].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[97].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   145,
+			NumMessages:   147,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

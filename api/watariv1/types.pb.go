@@ -730,6 +730,64 @@ func (RestoreState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
+type VolumeMoveState int32
+
+const (
+	VolumeMoveState_VOLUME_MOVE_STATE_UNSPECIFIED  VolumeMoveState = 0
+	VolumeMoveState_VOLUME_MOVE_STATE_COPYING      VolumeMoveState = 1 // the source serves the disk, and copies it to the target
+	VolumeMoveState_VOLUME_MOVE_STATE_HANDING_OVER VolumeMoveState = 2 // the source gives its disk up as soon as the copy is complete
+	VolumeMoveState_VOLUME_MOVE_STATE_DONE         VolumeMoveState = 3
+	VolumeMoveState_VOLUME_MOVE_STATE_FAILED       VolumeMoveState = 4
+	VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED    VolumeMoveState = 5
+)
+
+// Enum value maps for VolumeMoveState.
+var (
+	VolumeMoveState_name = map[int32]string{
+		0: "VOLUME_MOVE_STATE_UNSPECIFIED",
+		1: "VOLUME_MOVE_STATE_COPYING",
+		2: "VOLUME_MOVE_STATE_HANDING_OVER",
+		3: "VOLUME_MOVE_STATE_DONE",
+		4: "VOLUME_MOVE_STATE_FAILED",
+		5: "VOLUME_MOVE_STATE_CANCELLED",
+	}
+	VolumeMoveState_value = map[string]int32{
+		"VOLUME_MOVE_STATE_UNSPECIFIED":  0,
+		"VOLUME_MOVE_STATE_COPYING":      1,
+		"VOLUME_MOVE_STATE_HANDING_OVER": 2,
+		"VOLUME_MOVE_STATE_DONE":         3,
+		"VOLUME_MOVE_STATE_FAILED":       4,
+		"VOLUME_MOVE_STATE_CANCELLED":    5,
+	}
+)
+
+func (x VolumeMoveState) Enum() *VolumeMoveState {
+	p := new(VolumeMoveState)
+	*p = x
+	return p
+}
+
+func (x VolumeMoveState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VolumeMoveState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+}
+
+func (VolumeMoveState) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[12]
+}
+
+func (x VolumeMoveState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use VolumeMoveState.Descriptor instead.
+func (VolumeMoveState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+}
+
 type VolumeState int32
 
 const (
@@ -766,11 +824,11 @@ func (x VolumeState) String() string {
 }
 
 func (VolumeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (VolumeState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[12]
+	return &file_watari_v1_types_proto_enumTypes[13]
 }
 
 func (x VolumeState) Number() protoreflect.EnumNumber {
@@ -779,7 +837,7 @@ func (x VolumeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VolumeState.Descriptor instead.
 func (VolumeState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 type RunState int32
@@ -827,11 +885,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[13]
+	return &file_watari_v1_types_proto_enumTypes[14]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -840,7 +898,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -877,11 +935,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[15].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[14]
+	return &file_watari_v1_types_proto_enumTypes[15]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -890,7 +948,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 type Role int32
@@ -926,11 +984,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[15].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[16].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[15]
+	return &file_watari_v1_types_proto_enumTypes[16]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -939,7 +997,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 type Severity int32
@@ -978,11 +1036,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[16].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[17].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[16]
+	return &file_watari_v1_types_proto_enumTypes[17]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -991,7 +1049,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 // Meta is common to all stored objects.
@@ -4684,8 +4742,11 @@ type Volume struct {
 	Checkpoints         *CheckpointPlan        `protobuf:"bytes,12,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"` // of snapshots
 	Restore             *Restore               `protobuf:"bytes,13,opt,name=restore,proto3" json:"restore,omitempty"`         // to a snapshot
 	Verified            *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=verified,proto3" json:"verified,omitempty"`       // the latest end of a verification of one of its snapshots
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	Move                *VolumeMove            `protobuf:"bytes,15,opt,name=move,proto3" json:"move,omitempty"`               // the latest one
+	// take_back: the id of a move in which its host has given its disk up in vain. The host serves the disk again.
+	TakeBack      string `protobuf:"bytes,16,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -4816,6 +4877,169 @@ func (x *Volume) GetVerified() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Volume) GetMove() *VolumeMove {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *Volume) GetTakeBack() string {
+	if x != nil {
+		return x.TakeBack
+	}
+	return ""
+}
+
+// VolumeMove is a move of a volume to another host. Clusters may use the volume meanwhile.
+type VolumeMove struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Source        string                 `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	State         VolumeMoveState        `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeMoveState" json:"state,omitempty"`
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`        // what it waits for, or why it failed
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`          // who or what asked for it
+	Cancel        bool                   `protobuf:"varint,7,opt,name=cancel,proto3" json:"cancel,omitempty"`         // to be cancelled
+	Copy          string                 `protobuf:"bytes,8,opt,name=copy,proto3" json:"copy,omitempty"`              // the copy on the target; empty: the target has none yet
+	Generation    uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"` // of the volume after the move
+	Asked         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=asked,proto3" json:"asked,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended,proto3" json:"ended,omitempty"`
+	CopiedBytes   uint64                 `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"` // set in answers, not stored
+	TotalBytes    uint64                 `protobuf:"varint,13,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`    // the same; grows as guests write
+	Restored      []string               `protobuf:"bytes,14,rep,name=restored,proto3" json:"restored,omitempty"`                           // DONE: the restores that were made of the disk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMove) Reset() {
+	*x = VolumeMove{}
+	mi := &file_watari_v1_types_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMove) ProtoMessage() {}
+
+func (x *VolumeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
+func (*VolumeMove) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *VolumeMove) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetState() VolumeMoveState {
+	if x != nil {
+		return x.State
+	}
+	return VolumeMoveState_VOLUME_MOVE_STATE_UNSPECIFIED
+}
+
+func (x *VolumeMove) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *VolumeMove) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetAsked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetRestored() []string {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
 // VolumeFacts are what a host keeps of a volume, so that a manager whose store has lost it knows it again.
 type VolumeFacts struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -4832,7 +5056,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +5068,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +5081,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -4909,16 +5133,18 @@ type VolumeObserved struct {
 	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`                          // its disk is there and served
 	UsedBytes     uint64                 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk, in steps of 64 MiB
 	Facts         *VolumeFacts           `protobuf:"bytes,4,opt,name=facts,proto3" json:"facts,omitempty"`
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`   // why it is not ready
-	Restored      string                 `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"` // the latest restore in which its disk was put back
-	Failed        bool                   `protobuf:"varint,7,opt,name=failed,proto3" json:"failed,omitempty"`    // its host has failed for a minute to make it, put it back or serve it, and tries again
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                // why it is not ready
+	Restored      string                 `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"`              // the latest restore in which its disk was put back
+	Failed        bool                   `protobuf:"varint,7,opt,name=failed,proto3" json:"failed,omitempty"`                 // its host has failed for a minute to make it, put it back or serve it, and tries again
+	Sending       *VolumeSending         `protobuf:"bytes,8,opt,name=sending,proto3" json:"sending,omitempty"`                // the copy that is being sent to another host; unset: none
+	GivenUp       *VolumeGivenUp         `protobuf:"bytes,9,opt,name=given_up,json=givenUp,proto3" json:"given_up,omitempty"` // the host does not serve the disk any more; unset: it does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4930,7 +5156,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4943,7 +5169,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -4995,6 +5221,287 @@ func (x *VolumeObserved) GetFailed() bool {
 	return false
 }
 
+func (x *VolumeObserved) GetSending() *VolumeSending {
+	if x != nil {
+		return x.Sending
+	}
+	return nil
+}
+
+func (x *VolumeObserved) GetGivenUp() *VolumeGivenUp {
+	if x != nil {
+		return x.GivenUp
+	}
+	return nil
+}
+
+// VolumeSending is a host's report of the copy of a volume's disk that it sends to another host.
+type VolumeSending struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Move  string                 `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	Copy  string                 `protobuf:"bytes,2,opt,name=copy,proto3" json:"copy,omitempty"`
+	// ready: only what guests are writing at the moment is missing in the copy.
+	Ready bool `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
+	// hands_over: guests cannot use the disk, because it is about to be given up.
+	HandsOver     bool   `protobuf:"varint,4,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
+	CopiedBytes   uint64 `protobuf:"varint,5,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	TotalBytes    uint64 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"` // why it failed the last time
+	Failed        bool   `protobuf:"varint,8,opt,name=failed,proto3" json:"failed,omitempty"`  // it has failed several times, and is tried again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSending) Reset() {
+	*x = VolumeSending{}
+	mi := &file_watari_v1_types_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSending) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSending) ProtoMessage() {}
+
+func (x *VolumeSending) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSending.ProtoReflect.Descriptor instead.
+func (*VolumeSending) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *VolumeSending) GetMove() string {
+	if x != nil {
+		return x.Move
+	}
+	return ""
+}
+
+func (x *VolumeSending) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeSending) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *VolumeSending) GetHandsOver() bool {
+	if x != nil {
+		return x.HandsOver
+	}
+	return false
+}
+
+func (x *VolumeSending) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *VolumeSending) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *VolumeSending) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeSending) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+// VolumeGivenUp says that a host has given a volume's disk up to another host, whose copy was complete then. The host records that on
+// disk before it reports it.
+type VolumeGivenUp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          string                 `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	Copy          string                 `protobuf:"bytes,2,opt,name=copy,proto3" json:"copy,omitempty"`
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	TargetUid     string                 `protobuf:"bytes,4,opt,name=target_uid,json=targetUid,proto3" json:"target_uid,omitempty"`
+	Restored      []string               `protobuf:"bytes,5,rep,name=restored,proto3" json:"restored,omitempty"` // the restores that were made of the disk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeGivenUp) Reset() {
+	*x = VolumeGivenUp{}
+	mi := &file_watari_v1_types_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeGivenUp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeGivenUp) ProtoMessage() {}
+
+func (x *VolumeGivenUp) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeGivenUp.ProtoReflect.Descriptor instead.
+func (*VolumeGivenUp) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *VolumeGivenUp) GetMove() string {
+	if x != nil {
+		return x.Move
+	}
+	return ""
+}
+
+func (x *VolumeGivenUp) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeGivenUp) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *VolumeGivenUp) GetTargetUid() string {
+	if x != nil {
+		return x.TargetUid
+	}
+	return ""
+}
+
+func (x *VolumeGivenUp) GetRestored() []string {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+// VolumeCopyObserved is a host's report of a copy of a volume's disk that another host sends, or has sent. It is not the volume's disk
+// before an order says so.
+type VolumeCopyObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"` // the volume's
+	Move          string                 `protobuf:"bytes,2,opt,name=move,proto3" json:"move,omitempty"`
+	Copy          string                 `protobuf:"bytes,3,opt,name=copy,proto3" json:"copy,omitempty"`       // made at random for each empty disk
+	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`    // the other host can write to it
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why not
+	Failed        bool                   `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`  // the host has failed for a minute, and tries again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeCopyObserved) Reset() {
+	*x = VolumeCopyObserved{}
+	mi := &file_watari_v1_types_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeCopyObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeCopyObserved) ProtoMessage() {}
+
+func (x *VolumeCopyObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeCopyObserved.ProtoReflect.Descriptor instead.
+func (*VolumeCopyObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *VolumeCopyObserved) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *VolumeCopyObserved) GetMove() string {
+	if x != nil {
+		return x.Move
+	}
+	return ""
+}
+
+func (x *VolumeCopyObserved) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+func (x *VolumeCopyObserved) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *VolumeCopyObserved) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeCopyObserved) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
 // CheckpointObserved is a host's report of a guest of a checkpoint.
 type CheckpointObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5015,7 +5522,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5534,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5547,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -5133,7 +5640,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5145,7 +5652,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5158,7 +5665,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -5208,7 +5715,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5220,7 +5727,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5233,7 +5740,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -5331,7 +5838,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5850,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5863,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -5479,7 +5986,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5491,7 +5998,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5504,7 +6011,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -5563,7 +6070,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5575,7 +6082,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5588,7 +6095,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -5639,7 +6146,7 @@ type Site struct {
 
 func (x *Site) Reset() {
 	*x = Site{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5651,7 +6158,7 @@ func (x *Site) String() string {
 func (*Site) ProtoMessage() {}
 
 func (x *Site) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5664,7 +6171,7 @@ func (x *Site) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Site.ProtoReflect.Descriptor instead.
 func (*Site) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Site) GetMeta() *Meta {
@@ -5706,7 +6213,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +6225,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +6238,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -5816,7 +6323,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +6335,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +6348,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -5916,7 +6423,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +6435,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6448,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Event) GetId() uint64 {
@@ -6012,7 +6519,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6024,7 +6531,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6037,7 +6544,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -6117,7 +6624,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6129,7 +6636,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6142,7 +6649,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -6193,7 +6700,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6205,7 +6712,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6218,7 +6725,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -6260,7 +6767,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6272,7 +6779,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6285,7 +6792,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -6318,7 +6825,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6330,7 +6837,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6343,7 +6850,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6386,7 +6893,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6398,7 +6905,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6411,7 +6918,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -6445,7 +6952,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6457,7 +6964,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6470,7 +6977,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -6548,7 +7055,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6560,7 +7067,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6573,7 +7080,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -7015,7 +7522,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\x9f\x04\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\xe7\x04\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -7036,7 +7543,29 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x14checkpoint_recipient\x18\v \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\f \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
 	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
-	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\xa7\x01\n" +
+	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12)\n" +
+	"\x04move\x18\x0f \x01(\v2\x15.watari.v1.VolumeMoveR\x04move\x12\x1b\n" +
+	"\ttake_back\x18\x10 \x01(\tR\btakeBack\"\xc0\x03\n" +
+	"\n" +
+	"VolumeMove\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x120\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1a.watari.v1.VolumeMoveStateR\x05state\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06cancel\x18\a \x01(\bR\x06cancel\x12\x12\n" +
+	"\x04copy\x18\b \x01(\tR\x04copy\x12\x1e\n" +
+	"\n" +
+	"generation\x18\t \x01(\x04R\n" +
+	"generation\x120\n" +
+	"\x05asked\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
+	"\x05ended\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12!\n" +
+	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\r \x01(\x04R\n" +
+	"totalBytes\x12\x1a\n" +
+	"\brestored\x18\x0e \x03(\tR\brestored\"\xa7\x01\n" +
 	"\vVolumeFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
@@ -7046,7 +7575,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
-	"\x04seal\x18\x06 \x01(\fR\x04seal\"\xd3\x01\n" +
+	"\x04seal\x18\x06 \x01(\fR\x04seal\"\xbc\x02\n" +
 	"\x0eVolumeObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x1d\n" +
@@ -7055,7 +7584,34 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05facts\x18\x04 \x01(\v2\x16.watari.v1.VolumeFactsR\x05facts\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
 	"\brestored\x18\x06 \x01(\tR\brestored\x12\x16\n" +
-	"\x06failed\x18\a \x01(\bR\x06failed\"\xe9\x02\n" +
+	"\x06failed\x18\a \x01(\bR\x06failed\x122\n" +
+	"\asending\x18\b \x01(\v2\x18.watari.v1.VolumeSendingR\asending\x123\n" +
+	"\bgiven_up\x18\t \x01(\v2\x18.watari.v1.VolumeGivenUpR\agivenUp\"\xe2\x01\n" +
+	"\rVolumeSending\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\tR\x04move\x12\x12\n" +
+	"\x04copy\x18\x02 \x01(\tR\x04copy\x12\x14\n" +
+	"\x05ready\x18\x03 \x01(\bR\x05ready\x12\x1d\n" +
+	"\n" +
+	"hands_over\x18\x04 \x01(\bR\thandsOver\x12!\n" +
+	"\fcopied_bytes\x18\x05 \x01(\x04R\vcopiedBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x06 \x01(\x04R\n" +
+	"totalBytes\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\x12\x16\n" +
+	"\x06failed\x18\b \x01(\bR\x06failed\"\x8a\x01\n" +
+	"\rVolumeGivenUp\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\tR\x04move\x12\x12\n" +
+	"\x04copy\x18\x02 \x01(\tR\x04copy\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x12\x1d\n" +
+	"\n" +
+	"target_uid\x18\x04 \x01(\tR\ttargetUid\x12\x1a\n" +
+	"\brestored\x18\x05 \x03(\tR\brestored\"\x96\x01\n" +
+	"\x12VolumeCopyObserved\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
+	"\x04move\x18\x02 \x01(\tR\x04move\x12\x12\n" +
+	"\x04copy\x18\x03 \x01(\tR\x04copy\x12\x14\n" +
+	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x16\n" +
+	"\x06failed\x18\x06 \x01(\bR\x06failed\"\xe9\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -7305,7 +7861,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x14RESTORE_STATE_ENDING\x10\x01\x12\x1b\n" +
 	"\x17RESTORE_STATE_RESTORING\x10\x02\x12\x16\n" +
 	"\x12RESTORE_STATE_DONE\x10\x03\x12\x18\n" +
-	"\x14RESTORE_STATE_FAILED\x10\x04*t\n" +
+	"\x14RESTORE_STATE_FAILED\x10\x04*\xd2\x01\n" +
+	"\x0fVolumeMoveState\x12!\n" +
+	"\x1dVOLUME_MOVE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19VOLUME_MOVE_STATE_COPYING\x10\x01\x12\"\n" +
+	"\x1eVOLUME_MOVE_STATE_HANDING_OVER\x10\x02\x12\x1a\n" +
+	"\x16VOLUME_MOVE_STATE_DONE\x10\x03\x12\x1c\n" +
+	"\x18VOLUME_MOVE_STATE_FAILED\x10\x04\x12\x1f\n" +
+	"\x1bVOLUME_MOVE_STATE_CANCELLED\x10\x05*t\n" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14VOLUME_STATE_PENDING\x10\x01\x12\x16\n" +
@@ -7346,8 +7909,8 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -7361,196 +7924,207 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(CheckpointPhase)(0),          // 9: watari.v1.CheckpointPhase
 	(VerificationState)(0),        // 10: watari.v1.VerificationState
 	(RestoreState)(0),             // 11: watari.v1.RestoreState
-	(VolumeState)(0),              // 12: watari.v1.VolumeState
-	(RunState)(0),                 // 13: watari.v1.RunState
-	(Transport)(0),                // 14: watari.v1.Transport
-	(Role)(0),                     // 15: watari.v1.Role
-	(Severity)(0),                 // 16: watari.v1.Severity
-	(*Meta)(nil),                  // 17: watari.v1.Meta
-	(*NUMANode)(nil),              // 18: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 19: watari.v1.Acceleration
-	(*CPU)(nil),                   // 20: watari.v1.CPU
-	(*CPUModel)(nil),              // 21: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 22: watari.v1.GuestSupport
-	(*Platform)(nil),              // 23: watari.v1.Platform
-	(*HostInfo)(nil),              // 24: watari.v1.HostInfo
-	(*Confinement)(nil),           // 25: watari.v1.Confinement
-	(*HostLoad)(nil),              // 26: watari.v1.HostLoad
-	(*HostSample)(nil),            // 27: watari.v1.HostSample
-	(*Pressure)(nil),              // 28: watari.v1.Pressure
-	(*GuestSample)(nil),           // 29: watari.v1.GuestSample
-	(*GuestTraffic)(nil),          // 30: watari.v1.GuestTraffic
-	(*OwnerActivity)(nil),         // 31: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 32: watari.v1.Host
-	(*Quarantine)(nil),            // 33: watari.v1.Quarantine
-	(*RelayedPeer)(nil),           // 34: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 35: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 36: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 37: watari.v1.Blob
-	(*Image)(nil),                 // 38: watari.v1.Image
-	(*GuestShape)(nil),            // 39: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 40: watari.v1.ClusterSpec
-	(*Mount)(nil),                 // 41: watari.v1.Mount
-	(*Storage)(nil),               // 42: watari.v1.Storage
-	(*Cluster)(nil),               // 43: watari.v1.Cluster
-	(*Guest)(nil),                 // 44: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 45: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 46: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 47: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 48: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 49: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 50: watari.v1.Checkpoint
-	(*Verification)(nil),          // 51: watari.v1.Verification
-	(*CheckpointPlan)(nil),        // 52: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 53: watari.v1.Restore
-	(*Volume)(nil),                // 54: watari.v1.Volume
-	(*VolumeFacts)(nil),           // 55: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 56: watari.v1.VolumeObserved
-	(*CheckpointObserved)(nil),    // 57: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 58: watari.v1.Policy
-	(*RunSpec)(nil),               // 59: watari.v1.RunSpec
-	(*Run)(nil),                   // 60: watari.v1.Run
-	(*Quota)(nil),                 // 61: watari.v1.Quota
-	(*User)(nil),                  // 62: watari.v1.User
-	(*Site)(nil),                  // 63: watari.v1.Site
-	(*AuditEntry)(nil),            // 64: watari.v1.AuditEntry
-	(*Token)(nil),                 // 65: watari.v1.Token
-	(*Event)(nil),                 // 66: watari.v1.Event
-	(*KeptConsole)(nil),           // 67: watari.v1.KeptConsole
-	(*Term)(nil),                  // 68: watari.v1.Term
-	(*Stamp)(nil),                 // 69: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 70: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 71: watari.v1.Hold
-	(*VouchedHost)(nil),           // 72: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 73: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 74: watari.v1.GuestFacts
-	nil,                           // 75: watari.v1.RunSpec.EnvEntry
-	nil,                           // 76: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 77: google.protobuf.Timestamp
+	(VolumeMoveState)(0),          // 12: watari.v1.VolumeMoveState
+	(VolumeState)(0),              // 13: watari.v1.VolumeState
+	(RunState)(0),                 // 14: watari.v1.RunState
+	(Transport)(0),                // 15: watari.v1.Transport
+	(Role)(0),                     // 16: watari.v1.Role
+	(Severity)(0),                 // 17: watari.v1.Severity
+	(*Meta)(nil),                  // 18: watari.v1.Meta
+	(*NUMANode)(nil),              // 19: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 20: watari.v1.Acceleration
+	(*CPU)(nil),                   // 21: watari.v1.CPU
+	(*CPUModel)(nil),              // 22: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 23: watari.v1.GuestSupport
+	(*Platform)(nil),              // 24: watari.v1.Platform
+	(*HostInfo)(nil),              // 25: watari.v1.HostInfo
+	(*Confinement)(nil),           // 26: watari.v1.Confinement
+	(*HostLoad)(nil),              // 27: watari.v1.HostLoad
+	(*HostSample)(nil),            // 28: watari.v1.HostSample
+	(*Pressure)(nil),              // 29: watari.v1.Pressure
+	(*GuestSample)(nil),           // 30: watari.v1.GuestSample
+	(*GuestTraffic)(nil),          // 31: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 32: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 33: watari.v1.Host
+	(*Quarantine)(nil),            // 34: watari.v1.Quarantine
+	(*RelayedPeer)(nil),           // 35: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 36: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 37: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 38: watari.v1.Blob
+	(*Image)(nil),                 // 39: watari.v1.Image
+	(*GuestShape)(nil),            // 40: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 41: watari.v1.ClusterSpec
+	(*Mount)(nil),                 // 42: watari.v1.Mount
+	(*Storage)(nil),               // 43: watari.v1.Storage
+	(*Cluster)(nil),               // 44: watari.v1.Cluster
+	(*Guest)(nil),                 // 45: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 46: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 47: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 48: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 49: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 50: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 51: watari.v1.Checkpoint
+	(*Verification)(nil),          // 52: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 53: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 54: watari.v1.Restore
+	(*Volume)(nil),                // 55: watari.v1.Volume
+	(*VolumeMove)(nil),            // 56: watari.v1.VolumeMove
+	(*VolumeFacts)(nil),           // 57: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 58: watari.v1.VolumeObserved
+	(*VolumeSending)(nil),         // 59: watari.v1.VolumeSending
+	(*VolumeGivenUp)(nil),         // 60: watari.v1.VolumeGivenUp
+	(*VolumeCopyObserved)(nil),    // 61: watari.v1.VolumeCopyObserved
+	(*CheckpointObserved)(nil),    // 62: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 63: watari.v1.Policy
+	(*RunSpec)(nil),               // 64: watari.v1.RunSpec
+	(*Run)(nil),                   // 65: watari.v1.Run
+	(*Quota)(nil),                 // 66: watari.v1.Quota
+	(*User)(nil),                  // 67: watari.v1.User
+	(*Site)(nil),                  // 68: watari.v1.Site
+	(*AuditEntry)(nil),            // 69: watari.v1.AuditEntry
+	(*Token)(nil),                 // 70: watari.v1.Token
+	(*Event)(nil),                 // 71: watari.v1.Event
+	(*KeptConsole)(nil),           // 72: watari.v1.KeptConsole
+	(*Term)(nil),                  // 73: watari.v1.Term
+	(*Stamp)(nil),                 // 74: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 75: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 76: watari.v1.Hold
+	(*VouchedHost)(nil),           // 77: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 78: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 79: watari.v1.GuestFacts
+	nil,                           // 80: watari.v1.RunSpec.EnvEntry
+	nil,                           // 81: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	77,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	77,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	82,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	82,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	20,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	21,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,   // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	20,  // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	18,  // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	19,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	25,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	22,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	77,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	77,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	28,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	28,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	28,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	29,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	31,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	30,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	17,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	24,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	35,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	34,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	21,  // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	19,  // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	82,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	82,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	30,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	32,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	31,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	18,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	25,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	36,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	35,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	26,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	77,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	27,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	33,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
-	77,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	77,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	77,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	77,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	77,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	17,  // 33: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	17,  // 34: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	37,  // 35: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	37,  // 36: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	37,  // 37: watari.v1.Image.root:type_name -> watari.v1.Blob
-	39,  // 38: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	27,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	82,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	28,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	34,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
+	82,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	82,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	82,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	82,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	82,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	18,  // 33: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	18,  // 34: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	38,  // 35: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	38,  // 36: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	38,  // 37: watari.v1.Image.root:type_name -> watari.v1.Blob
+	40,  // 38: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,   // 39: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
 	3,   // 40: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	41,  // 41: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
-	17,  // 42: watari.v1.Storage.meta:type_name -> watari.v1.Meta
-	17,  // 43: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	40,  // 44: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	23,  // 45: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	42,  // 41: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
+	18,  // 42: watari.v1.Storage.meta:type_name -> watari.v1.Meta
+	18,  // 43: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	41,  // 44: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	24,  // 45: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	4,   // 46: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	52,  // 47: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	53,  // 48: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	77,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	17,  // 50: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	39,  // 51: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	77,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	23,  // 53: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	53,  // 47: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	54,  // 48: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	82,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	18,  // 50: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	40,  // 51: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	82,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	24,  // 53: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,   // 54: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	17,  // 55: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	18,  // 55: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,   // 56: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	45,  // 57: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	77,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	77,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	77,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	37,  // 61: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	47,  // 62: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	23,  // 63: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	17,  // 64: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	46,  // 57: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	82,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	82,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	82,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	38,  // 61: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	48,  // 62: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	24,  // 63: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	18,  // 64: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,   // 65: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	48,  // 66: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	77,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	77,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	77,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	49,  // 70: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	48,  // 71: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	51,  // 72: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	49,  // 66: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	82,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	82,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	82,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	50,  // 70: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	49,  // 71: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	52,  // 72: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	10,  // 73: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	77,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	77,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	82,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	82,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
 	11,  // 76: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	77,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	77,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	17,  // 79: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	12,  // 80: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	52,  // 81: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	53,  // 82: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	77,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	55,  // 84: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	9,   // 85: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	47,  // 86: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	17,  // 87: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	75,  // 88: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	14,  // 89: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	17,  // 90: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	59,  // 91: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	13,  // 92: watari.v1.Run.state:type_name -> watari.v1.RunState
-	77,  // 93: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	77,  // 94: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	76,  // 95: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	17,  // 96: watari.v1.User.meta:type_name -> watari.v1.Meta
-	15,  // 97: watari.v1.User.role:type_name -> watari.v1.Role
-	61,  // 98: watari.v1.User.quota:type_name -> watari.v1.Quota
-	77,  // 99: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	17,  // 100: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	77,  // 101: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	17,  // 102: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	77,  // 103: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	77,  // 104: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	16,  // 105: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	77,  // 106: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	77,  // 107: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	69,  // 108: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	17,  // 109: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	70,  // 110: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	70,  // 111: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	72,  // 112: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	40,  // 113: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	73,  // 114: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	39,  // 115: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	23,  // 116: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	117, // [117:117] is the sub-list for method output_type
-	117, // [117:117] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	82,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	82,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 79: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 80: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	53,  // 81: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	54,  // 82: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	82,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	56,  // 84: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	12,  // 85: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	82,  // 86: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	82,  // 87: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	57,  // 88: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	59,  // 89: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	60,  // 90: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 91: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	48,  // 92: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 93: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	80,  // 94: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 95: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 96: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	64,  // 97: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 98: watari.v1.Run.state:type_name -> watari.v1.RunState
+	82,  // 99: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	82,  // 100: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	81,  // 101: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 102: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 103: watari.v1.User.role:type_name -> watari.v1.Role
+	66,  // 104: watari.v1.User.quota:type_name -> watari.v1.Quota
+	82,  // 105: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 106: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	82,  // 107: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 108: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	82,  // 109: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	82,  // 110: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 111: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	82,  // 112: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	82,  // 113: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	74,  // 114: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 115: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	75,  // 116: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	75,  // 117: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	77,  // 118: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	41,  // 119: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	78,  // 120: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	40,  // 121: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 122: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	123, // [123:123] is the sub-list for method output_type
+	123, // [123:123] is the sub-list for method input_type
+	123, // [123:123] is the sub-list for extension type_name
+	123, // [123:123] is the sub-list for extension extendee
+	0,   // [0:123] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -7564,8 +8138,8 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      17,
-			NumMessages:   60,
+			NumEnums:      18,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

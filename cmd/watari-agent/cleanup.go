@@ -43,6 +43,10 @@ func cleanup(args []string) error {
 	if err != nil {
 		return err
 	}
+	copies, err := volume.Copies(disks)
+	if err != nil {
+		return err
+	}
 	if !*guests {
 		for _, p := range running {
 			fmt.Printf("watari-%s runs on (pid %d)\n", p.Name, p.PID)
@@ -68,6 +72,9 @@ func cleanup(args []string) error {
 	}
 	for uid := range volumes {
 		volume.Open(disks, run, uid).Stop()
+	}
+	for uid := range copies {
+		volume.OpenCopy(disks, run, uid).Stop()
 	}
 	if err := recordEnds(o, killed); err != nil {
 		return err

@@ -175,6 +175,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceVerifyCheckpointProcedure:  true,
 	watariv1connect.ControlServiceCreateVolumeProcedure:      true,
 	watariv1connect.ControlServiceDeleteVolumeProcedure:      true,
+	watariv1connect.ControlServiceMoveVolumeProcedure:        true,
 	watariv1connect.ControlServiceForbidStorageProcedure:     true,
 	watariv1connect.ControlServiceCreateRunProcedure:         true,
 	watariv1connect.ControlServiceStartRunProcedure:          true,

@@ -1,6 +1,6 @@
 package api
 
-// volumes.go - making, listing and deleting volumes.
+// volumes.go - making, listing, moving and deleting volumes.
 
 import (
 	"context"
@@ -55,4 +55,12 @@ func (s *Server) DeleteVolume(ctx context.Context, r *connect.Request[v1.DeleteV
 		return nil, err
 	}
 	return connect.NewResponse(&v1.DeleteVolumeResponse{}), nil
+}
+
+// MoveVolume begins to move a volume, or cancels its move. The controller moves it.
+func (s *Server) MoveVolume(ctx context.Context, r *connect.Request[v1.MoveVolumeRequest]) (*connect.Response[v1.MoveVolumeResponse], error) {
+	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.MoveVolume(r.Msg) }); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.MoveVolumeResponse{Volume: view.Volume(s.Store.Snapshot(), s.Sessions, r.Msg.Name)}), nil
 }

@@ -60,18 +60,19 @@ func host(s *core.Objects, r core.Reports, name string, guests []string, relays 
 	} else if since.IsZero() {
 		h.LastSeen = nil
 	}
-	h.State = hostState(h, connected)
+	h.State = hostState(h, connected, h.Draining && core.VolumesLeave(s, name))
 	h.Relayed = relays[name]
 	return h
 }
 
-func hostState(h *v1.Host, connected bool) v1.HostState {
+// hostState returns the state of a host. leave: volumes move away from it.
+func hostState(h *v1.Host, connected, leave bool) v1.HostState {
 	switch {
 	case h.Quarantine.GetCutOff() != nil:
 		return v1.HostState_HOST_STATE_QUARANTINED
 	case !connected:
 		return v1.HostState_HOST_STATE_UNREACHABLE
-	case h.Draining && len(h.Guests) > 0:
+	case h.Draining && (len(h.Guests) > 0 || leave):
 		return v1.HostState_HOST_STATE_DRAINING
 	case h.Draining:
 		return v1.HostState_HOST_STATE_DRAINED
@@ -146,7 +147,8 @@ func Migration(s *core.Objects, r core.Reports, name string) *v1.Migration {
 	return m
 }
 
-// Volume returns a volume with the size of its disk in use, and whether its host is connected; nil: it does not exist.
+// Volume returns a volume with the size of its disk in use, the progress of its move, and whether its host is connected; nil: it does
+// not exist.
 func Volume(s *core.Objects, r core.Reports, name string) *v1.Volume {
 	v := s.Volumes[name]
 	if v == nil {
@@ -161,6 +163,12 @@ func Volume(s *core.Objects, r core.Reports, name string) *v1.Volume {
 	for _, o := range report.GetVolumes() {
 		if o.Uid == v.Meta.Uid {
 			v.UsedBytes = o.UsedBytes
+			if !o.Ready {
+				v.Message = cmp.Or(v.Message, o.Message)
+			}
+			if s := o.Sending; s != nil && v.Move.GetEnded() == nil && s.Move == v.Move.GetId() {
+				v.Move.CopiedBytes, v.Move.TotalBytes = s.CopiedBytes, s.TotalBytes
+			}
 		}
 	}
 	if !connected && s.Hosts[v.Host] != nil {

@@ -150,6 +150,9 @@ const (
 	// ControlServiceDeleteVolumeProcedure is the fully-qualified name of the ControlService's
 	// DeleteVolume RPC.
 	ControlServiceDeleteVolumeProcedure = "/watari.v1.ControlService/DeleteVolume"
+	// ControlServiceMoveVolumeProcedure is the fully-qualified name of the ControlService's MoveVolume
+	// RPC.
+	ControlServiceMoveVolumeProcedure = "/watari.v1.ControlService/MoveVolume"
 	// ControlServiceAllowStorageProcedure is the fully-qualified name of the ControlService's
 	// AllowStorage RPC.
 	ControlServiceAllowStorageProcedure = "/watari.v1.ControlService/AllowStorage"
@@ -285,6 +288,8 @@ type ControlServiceClient interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
+	// MoveVolume begins to move a volume to another host, while clusters may use it, or cancels its move.
+	MoveVolume(context.Context, *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error)
 	// AllowStorage lets clusters mount a folder of a file server outside.
 	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)
 	ListStorage(context.Context, *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error)
@@ -583,6 +588,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
 			connect.WithClientOptions(opts...),
 		),
+		moveVolume: connect.NewClient[watariv1.MoveVolumeRequest, watariv1.MoveVolumeResponse](
+			httpClient,
+			baseURL+ControlServiceMoveVolumeProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("MoveVolume")),
+			connect.WithClientOptions(opts...),
+		),
 		allowStorage: connect.NewClient[watariv1.AllowStorageRequest, watariv1.AllowStorageResponse](
 			httpClient,
 			baseURL+ControlServiceAllowStorageProcedure,
@@ -795,6 +806,7 @@ type controlServiceClient struct {
 	createVolume      *connect.Client[watariv1.CreateVolumeRequest, watariv1.CreateVolumeResponse]
 	listVolumes       *connect.Client[watariv1.ListVolumesRequest, watariv1.ListVolumesResponse]
 	deleteVolume      *connect.Client[watariv1.DeleteVolumeRequest, watariv1.DeleteVolumeResponse]
+	moveVolume        *connect.Client[watariv1.MoveVolumeRequest, watariv1.MoveVolumeResponse]
 	allowStorage      *connect.Client[watariv1.AllowStorageRequest, watariv1.AllowStorageResponse]
 	listStorage       *connect.Client[watariv1.ListStorageRequest, watariv1.ListStorageResponse]
 	forbidStorage     *connect.Client[watariv1.ForbidStorageRequest, watariv1.ForbidStorageResponse]
@@ -1020,6 +1032,11 @@ func (c *controlServiceClient) DeleteVolume(ctx context.Context, req *connect.Re
 	return c.deleteVolume.CallUnary(ctx, req)
 }
 
+// MoveVolume calls watari.v1.ControlService.MoveVolume.
+func (c *controlServiceClient) MoveVolume(ctx context.Context, req *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error) {
+	return c.moveVolume.CallUnary(ctx, req)
+}
+
 // AllowStorage calls watari.v1.ControlService.AllowStorage.
 func (c *controlServiceClient) AllowStorage(ctx context.Context, req *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error) {
 	return c.allowStorage.CallUnary(ctx, req)
@@ -1217,6 +1234,8 @@ type ControlServiceHandler interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
+	// MoveVolume begins to move a volume to another host, while clusters may use it, or cancels its move.
+	MoveVolume(context.Context, *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error)
 	// AllowStorage lets clusters mount a folder of a file server outside.
 	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)
 	ListStorage(context.Context, *connect.Request[watariv1.ListStorageRequest]) (*connect.Response[watariv1.ListStorageResponse], error)
@@ -1511,6 +1530,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("DeleteVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceMoveVolumeHandler := connect.NewUnaryHandler(
+		ControlServiceMoveVolumeProcedure,
+		svc.MoveVolume,
+		connect.WithSchema(controlServiceMethods.ByName("MoveVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceAllowStorageHandler := connect.NewUnaryHandler(
 		ControlServiceAllowStorageProcedure,
 		svc.AllowStorage,
@@ -1759,6 +1784,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListVolumesHandler.ServeHTTP(w, r)
 		case ControlServiceDeleteVolumeProcedure:
 			controlServiceDeleteVolumeHandler.ServeHTTP(w, r)
+		case ControlServiceMoveVolumeProcedure:
+			controlServiceMoveVolumeHandler.ServeHTTP(w, r)
 		case ControlServiceAllowStorageProcedure:
 			controlServiceAllowStorageHandler.ServeHTTP(w, r)
 		case ControlServiceListStorageProcedure:
@@ -1978,6 +2005,10 @@ func (UnimplementedControlServiceHandler) ListVolumes(context.Context, *connect.
 
 func (UnimplementedControlServiceHandler) DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DeleteVolume is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) MoveVolume(context.Context, *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.MoveVolume is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error) {

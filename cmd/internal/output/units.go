@@ -112,7 +112,7 @@ func Milliseconds(ms uint32) string {
 // State formats an enum's value without the name of its type: "HOST_STATE_READY" is "ready".
 func State(value fmt.Stringer) string {
 	text := value.String()
-	for _, prefix := range []string{"HOST_STATE_", "CLUSTER_STATE_", "CHECKPOINT_STATE_", "VOLUME_STATE_", "RESTORE_STATE_", "GUEST_STATE_", "MIGRATION_STATE_", "RUN_STATE_",
+	for _, prefix := range []string{"HOST_STATE_", "CLUSTER_STATE_", "CHECKPOINT_STATE_", "VOLUME_STATE_", "VOLUME_MOVE_STATE_", "RESTORE_STATE_", "GUEST_STATE_", "MIGRATION_STATE_", "RUN_STATE_",
 		"ACCELERATION_KIND_", "ROLE_", "SEVERITY_", "SPREAD_", "TRANSPORT_", "RECOVERY_ACT_"} {
 		if rest, ok := strings.CutPrefix(text, prefix); ok {
 			text = rest

@@ -387,6 +387,11 @@ func (m *Manager) DeleteVolume(ctx context.Context, r *connect.Request[v1.Delete
 	return answer[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse](ctx, m, r)
 }
 
+// MoveVolume implements the service.
+func (m *Manager) MoveVolume(ctx context.Context, r *connect.Request[v1.MoveVolumeRequest]) (*connect.Response[v1.MoveVolumeResponse], error) {
+	return answer[v1.MoveVolumeRequest, v1.MoveVolumeResponse](ctx, m, r)
+}
+
 // VerifyCheckpoint implements the service.
 func (m *Manager) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.VerifyCheckpointResponse], error) {
 	return answer[v1.VerifyCheckpointRequest, v1.VerifyCheckpointResponse](ctx, m, r)

@@ -21,7 +21,8 @@ func newDrain(env *cli.Env) *cobra.Command {
 		Use:   "drain HOST",
 		Short: "Move all guests away from a host and place none there until --undo",
 		Long: "Drain a host: its guests migrate live to other hosts, and no guest is placed there until --undo. Runs " +
-			"continue. Guests for which no other host has room stay on the host and are listed.",
+			"continue. Guests for which no other host has room stay on the host and are listed. Volumes move to hosts with room, too, or stay; " +
+			"`watari volume list` shows where they are.",
 		Example:           "  watari host drain a1 --wait\n  watari host drain a1 --undo",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -30,7 +31,7 @@ func newDrain(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().BoolVar(&undo, "undo", false, "let the host run guests again")
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the host has no guests")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the host has no guests, and no volume moves away")
 	return command
 }
 
@@ -71,8 +72,11 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 		case !host.GetDraining():
 			return false, fmt.Errorf("draining was undone meanwhile")
 		}
-		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("host %s: %s left: %s", name,
-			output.Count(len(host.GetGuests()), "guest"), strings.Join(host.GetGuests(), ", "))})
+		left := "volumes move away from it"
+		if guests := host.GetGuests(); len(guests) > 0 {
+			left = fmt.Sprintf("%s left: %s", output.Count(len(guests), "guest"), strings.Join(guests, ", "))
+		}
+		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("host %s: %s", name, left)})
 		return false, nil
 	})
 	if ctx.Err() != nil {

@@ -91,7 +91,8 @@ var (
 	}
 	volumes = []*v1.Volume{
 		{Meta: meta("data"), SizeBytes: 50 << 30, UsedBytes: 3 << 30, Host: "a2", State: v1.VolumeState_VOLUME_STATE_READY, Cluster: "md",
-			Checkpoints: &v1.CheckpointPlan{EverySeconds: 3600, Copies: 3}, Restore: &v1.Restore{Checkpoint: "data-s1", State: v1.RestoreState_RESTORE_STATE_DONE}},
+			Checkpoints: &v1.CheckpointPlan{EverySeconds: 3600, Copies: 3}, Restore: &v1.Restore{Checkpoint: "data-s1", State: v1.RestoreState_RESTORE_STATE_DONE},
+			Move: &v1.VolumeMove{Source: "a2", Target: "b1", State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, CopiedBytes: 1 << 30, TotalBytes: 3 << 30}},
 		{Meta: meta("scratch"), SizeBytes: 1 << 40, State: v1.VolumeState_VOLUME_STATE_PENDING, Message: "no host that is connected and keeps volumes has 1.0 TiB of disk free\x1b[2J"},
 	}
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
@@ -150,6 +151,11 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ListVolumesResponse{Volumes: named(volumes, r.Name)}, nil
 	case *v1.CreateVolumeRequest:
 		return &v1.CreateVolumeResponse{Volume: volumes[1]}, nil
+	case *v1.MoveVolumeRequest:
+		if r.Host == "b9" {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("volume data cannot move to host b9: that host keeps no volumes"))
+		}
+		return &v1.MoveVolumeResponse{Volume: volumes[0]}, nil
 	case *v1.DeleteVolumeRequest:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("cluster md uses volume data; delete the cluster first (`watari cluster delete md`)"))
 	case *v1.ListStorageRequest:

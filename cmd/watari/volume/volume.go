@@ -27,12 +27,12 @@ func New(env *cli.Env) *cobra.Command {
 	command := cli.Noun(&cobra.Command{
 		Use:     "volume",
 		Aliases: []string{"volumes"},
-		Short:   "Volumes, on which files outlive clusters: create, list, show, snapshot, restore, cp, delete",
+		Short:   "Volumes, on which files outlive clusters: create, list, show, snapshot, restore, cp, move, delete",
 		Long: "A volume keeps a cluster's home on a host's disk. Without one, the home is in the memory of the cluster's first guest, and ends with it. " +
 			"All guests of the cluster see the same files, wherever they run. One cluster at a time uses a volume (`watari cluster create --volume`); " +
 			"the next one finds the files again.",
 	})
-	command.AddCommand(newCreate(env), newList(env), newShow(env), checkpoint.NewSnapshot(env), checkpoint.NewRestoreVolume(env), guest.NewVolumeCopy(env), newDelete(env))
+	command.AddCommand(newCreate(env), newList(env), newShow(env), checkpoint.NewSnapshot(env), checkpoint.NewRestoreVolume(env), guest.NewVolumeCopy(env), newMove(env), newDelete(env))
 	return command
 }
 
@@ -179,6 +179,7 @@ func describe(w io.Writer, env *cli.Env, v *v1.Volume) {
 		[2]string{"size", output.Size(v.GetSizeBytes())},
 		[2]string{"on disk", output.Size(v.GetUsedBytes())},
 		[2]string{"host", v.GetHost()},
+		[2]string{"move", moved(v.GetMove())},
 		[2]string{"cluster", v.GetCluster()},
 		[2]string{"snapshots", snapshots(v.GetCheckpoints())},
 		[2]string{"restored", restored(v.GetRestore())},

@@ -1,0 +1,282 @@
+package core
+
+// volume_moves.go - moves of volumes to other hosts, while clusters use them. docs/design/volumes.md describes the hand-over
+// and why it loses no write.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/checkpoint"
+)
+
+// retryVolumeMove is the pause before a volume on a host that is drained is moved again after a move of it has failed.
+const retryVolumeMove = time.Minute
+
+// volumeMoves reports whether a move of a volume has not ended.
+func volumeMoves(v *v1.Volume) bool {
+	state := v.GetMove().GetState()
+	return state == v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING || handsOver(v)
+}
+
+// handsOver reports whether a volume's host may give the disk up.
+func handsOver(v *v1.Volume) bool {
+	return v.GetMove().GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_HANDING_OVER
+}
+
+// volumeHosts returns the hosts that have orders about a volume.
+func volumeHosts(v *v1.Volume) []string {
+	if volumeMoves(v) {
+		return []string{v.Host, v.Move.Target}
+	}
+	return []string{v.Host}
+}
+
+// VolumesLeave reports whether volumes move away from a host.
+func VolumesLeave(s *Objects, host string) bool {
+	for _, v := range s.Volumes {
+		if v.Host == host && volumeMoves(v) {
+			return true
+		}
+	}
+	return false
+}
+
+// newVolumeMove returns the beginning of a move of a volume.
+func newVolumeMove(v *v1.Volume, target, reason string, now time.Time) *v1.VolumeMove {
+	return &v1.VolumeMove{Id: fmt.Sprintf("%s@%s", v.Meta.Uid, now.UTC().Format("20060102T150405.000000000")), Source: v.Host, Target: target,
+		State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, Reason: reason, Generation: v.Generation + 1, Asked: timestamppb.New(now)}
+}
+
+// endVolumeMove ends the move of a volume, if one is under way.
+func endVolumeMove(c *Change, update *v1.Volume, state v1.VolumeMoveState, why string, now time.Time) {
+	if !volumeMoves(update) {
+		return
+	}
+	m := update.Move
+	m.State, m.Message, m.Ended = state, why, timestamppb.New(now)
+	switch state {
+	case v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE:
+		c.event(v1.Severity_SEVERITY_INFO, "volume", update.Meta.Name, "has moved from host %s to host %s", m.Source, m.Target)
+	case v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED:
+		c.event(v1.Severity_SEVERITY_INFO, "volume", update.Meta.Name, "stays on host %s: its move to host %s was cancelled", update.Host, m.Target)
+	default:
+		c.event(v1.Severity_SEVERITY_WARNING, "volume", update.Meta.Name, "has not moved to host %s: %s", m.Target, why)
+	}
+}
+
+// copyOn returns a host's report of a copy of a volume; nil: none.
+func copyOn(report *v1.HostObserved, uid string) *v1.VolumeCopyObserved {
+	for _, o := range report.GetVolumeCopies() {
+		if o.Uid == uid {
+			return o
+		}
+	}
+	return nil
+}
+
+// moveVolume takes a step for a volume that moves. It reports whether that changed the volume's record.
+//
+// While the source has not reported that it has given the disk up in this move, its disk is the volume, and only the source
+// serves it. When the source has reported that, the copy is complete, and the target becomes the volume's host. The move ends
+// otherwise only when the source has reported, under orders that do not let it give the disk up, that it has not done so.
+func (p *pass) moveVolume(c *Change, v, update *v1.Volume) bool {
+	m := update.Move
+	report, _, connected := p.Observed(v.Host)
+	seen := volumeOn(report, v.Meta.Uid)
+	given, sending := seen.GetGivenUp(), seen.GetSending()
+	if given.GetMove() == m.Id && p.present(m.Target, given.GetTargetUid()) {
+		m.Copy, m.Restored = given.GetCopy(), given.GetRestored()
+		update.Host, update.State, update.Message = m.Target, v1.VolumeState_VOLUME_STATE_READY, ""
+		update.Generation++
+		m.Generation = update.Generation
+		c.write(Expect, p.Hosts[m.Target])
+		endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
+		return true
+	}
+	targetReport, _, targetConnected := p.Observed(m.Target)
+	made := copyOn(targetReport, v.Meta.Uid)
+	ready := targetConnected && made.GetReady() && made.Move == m.Id
+	state, why := p.volumeMoveEnds(v, seen, made)
+	settled := connected && p.current(v.Host) && (sending.GetMove() != m.Id || !sending.HandsOver)
+	switch {
+	case handsOver(v) && (why != "" || !ready || made.Copy != m.Copy):
+		m.State, m.Message = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, cmp.Or(why, fmt.Sprintf("host %s is not ready for the copy", m.Target))
+	case handsOver(v):
+		m.Message = "host " + v.Host + " completes the copy"
+	case why != "" && (p.Hosts[v.Host] == nil || settled):
+		if made.GetFailed() || sending.GetFailed() {
+			p.noRoom[copyKey(m.Target, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
+		}
+		endVolumeMove(c, update, state, why, p.Now)
+	case why != "":
+		m.Message = fmt.Sprintf("%s; waits for host %s to keep the volume", why, v.Host)
+	case !ready:
+		m.Copy, m.Message = "", cmp.Or(made.GetMessage(), fmt.Sprintf("waits for host %s", m.Target))
+	case made.Copy != m.Copy:
+		m.Copy, m.Message = made.Copy, ""
+	case sending.GetMove() != m.Id || sending.Copy != m.Copy || !sending.Ready:
+		m.Message = sending.GetMessage()
+	default:
+		if m.Message = p.holdsHandOver(v); m.Message == "" && settled {
+			m.State = v1.VolumeMoveState_VOLUME_MOVE_STATE_HANDING_OVER
+		}
+	}
+	return !proto.Equal(update, v)
+}
+
+// volumeMoveEnds says why a move of a volume has to end before the volume has moved; empty: it goes on. made is the copy on the
+// target.
+func (p *pass) volumeMoveEnds(v *v1.Volume, seen *v1.VolumeObserved, made *v1.VolumeCopyObserved) (state v1.VolumeMoveState, why string) {
+	m, target := v.Move, p.Hosts[v.Move.Target]
+	targetReport, _, _ := p.Observed(m.Target)
+	state = v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED
+	switch old := volumeOn(targetReport, v.Meta.Uid); {
+	case m.Cancel:
+		return v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED, "it was cancelled"
+	case v.Meta.Deleting != nil:
+		return v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED, "the volume is being deleted"
+	case p.volumeRestoredFrom(v) != nil:
+		return v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED, "the volume is being restored"
+	case p.Hosts[v.Host] == nil:
+		why = fmt.Sprintf("host %s was removed", v.Host)
+	case target == nil || target.Meta.Deleting != nil || seen.GetGivenUp().GetMove() == m.Id: // the last to another host of this name
+		why = fmt.Sprintf("host %s was removed", m.Target)
+	case target.Draining:
+		why = fmt.Sprintf("host %s is being drained", m.Target)
+	case cutOff(target) != nil:
+		why = fmt.Sprintf("host %s is cut off", m.Target)
+	case old != nil:
+		why = fmt.Sprintf("host %s has an older disk of it", m.Target)
+	case seen.GetSending().GetMove() == m.Id && seen.Sending.Failed:
+		why = fmt.Sprintf("host %s cannot send it: %s", v.Host, seen.Sending.Message)
+	case made.GetMove() == m.Id && made.Failed:
+		why = fmt.Sprintf("host %s cannot take it: %s", m.Target, made.Message)
+	}
+	return state, why
+}
+
+// present reports whether a host exists and is not being removed.
+func (p *pass) present(host, uid string) bool {
+	h := p.Hosts[host]
+	return h != nil && h.Meta.Uid == uid && h.Meta.Deleting == nil
+}
+
+// holdsHandOver says why a volume cannot be handed over now; empty: it can. Guests wait for the disk during the hand-over, so
+// none of them moves or is saved meanwhile.
+func (p *pass) holdsHandOver(v *v1.Volume) string {
+	cluster := p.Clusters[v.Cluster]
+	report, _, _ := p.Observed(v.Host)
+	if c := p.unfinishedCheckpoint(v); c != nil && checkpoint.HoldsMoves(c.State) {
+		return "waits for snapshot " + c.Meta.Name
+	}
+	if slices.ContainsFunc(report.GetCheckpoints(), func(o *v1.CheckpointObserved) bool { return o.GuestUid == v.Meta.Uid && o.Busy }) {
+		return "waits until host " + v.Host + " has written a checkpoint"
+	}
+	if cluster == nil {
+		return ""
+	}
+	if c := p.unfinishedCheckpoint(cluster); c != nil && checkpoint.HoldsMoves(c.State) {
+		return "waits for checkpoint " + c.Meta.Name
+	}
+	for _, g := range p.index.guestsOf(v.Cluster) {
+		if m := p.index.moves[g.Meta.Uid]; m != nil && m.State != v1.MigrationState_MIGRATION_STATE_PENDING && volumeOf(p.Objects, g) == v {
+			return "waits until guest " + g.Meta.Name + " has moved"
+		}
+	}
+	return ""
+}
+
+// heldByVolume reports whether the hand-over of a guest's volume keeps the guest from beginning to move.
+func (p *pass) heldByVolume(g *v1.Guest) bool {
+	v := volumeOf(p.Objects, g)
+	return v != nil && handsOver(p.working.Volumes[v.Meta.Name])
+}
+
+// takeVolumeBack lets a volume's host serve a disk again that it has given up in a move that did not end with the volume on
+// the target. The host on which the volume would be must have no disk and no copy of it: then it has never served the volume.
+func (p *pass) takeVolumeBack(v, update *v1.Volume) {
+	report, _, _ := p.Observed(v.Host)
+	given := volumeOn(report, v.Meta.Uid).GetGivenUp()
+	if given == nil || given.Move == v.TakeBack || volumeMoves(v) || !p.current(v.Host) || !p.complete() || p.Objects.Held() {
+		return
+	}
+	targetReport, _, _ := p.Observed(given.Target)
+	o := volumeOn(targetReport, v.Meta.Uid)
+	switch {
+	case p.present(given.Target, given.TargetUid) && (!p.current(given.Target) || copyOn(targetReport, v.Meta.Uid) != nil || o != nil && p.sealed(given.Target, o)):
+		return
+	case !p.present(given.Target, given.TargetUid) && p.Removed[given.TargetUid] == nil:
+		return // an older copy of the store was put back, and does not know that host yet
+	case v.Move.GetId() != given.Move && slices.ContainsFunc(sortedKeys(p.Hosts), func(host string) bool { return !p.current(host) }):
+		return // the same, and the volume may have moved on to another host, which would report it
+	}
+	update.TakeBack = given.Move
+}
+
+// moveVolumeAway begins to move a volume from a host that is drained, if another host has room.
+func (p *pass) moveVolumeAway(c *Change, v, update *v1.Volume) {
+	host := p.Hosts[v.Host]
+	report, _, connected := p.Observed(v.Host)
+	seen := volumeOn(report, v.Meta.Uid)
+	if host == nil || !host.Draining || host.Meta.Deleting != nil || !connected || !report.GetMovesVolumes() || !seen.GetReady() ||
+		v.State != v1.VolumeState_VOLUME_STATE_READY || v.Meta.Deleting != nil || volumeMoves(v) || p.volumeRestoredFrom(v) != nil {
+		return
+	}
+	if ended := v.Move.GetEnded(); ended != nil && v.Move.State != v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE && p.Now.Before(ended.AsTime().Add(retryVolumeMove)) {
+		p.again = earlier(p.again, ended.AsTime().Add(retryVolumeMove))
+		return
+	}
+	target, _ := p.volumeHost(v, true)
+	if target == "" {
+		return
+	}
+	update.Move = newVolumeMove(v, target, "host "+v.Host+" is being drained", p.Now)
+	c.write(Expect, host)
+	c.write(Expect, p.Hosts[target])
+	c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "moves from host %s to host %s: %s", v.Host, target, update.Move.Reason)
+}
+
+// moveOrders adds the order of a move to the order of a volume's host.
+func (p *pass) moveOrders(w *v1.VolumeWanted, v *v1.Volume) {
+	m := v.Move
+	w.TakeBack = v.TakeBack
+	switch {
+	case m.GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE && m.Target == v.Host && m.Generation == v.Generation:
+		w.Adopt = &v1.VolumeAdoption{Copy: m.Copy, Restored: m.Restored}
+	case volumeMoves(v) && m.Copy != "" && !m.Cancel && w.Restore == nil && !w.Discard && p.Hosts[m.Target] != nil:
+		w.Send = &v1.VolumeTransfer{Move: m.Id, Host: blobPeers(p.Objects, []string{m.Target})[0], Copy: m.Copy, HandOver: handsOver(v)}
+	}
+}
+
+// receiveOrder returns the order of the target of a volume's move; nil: none.
+func (p *pass) receiveOrder(v *v1.Volume) *v1.VolumeWanted {
+	if p.Hosts[v.Host] == nil {
+		return nil
+	}
+	return &v1.VolumeWanted{Uid: v.Meta.Uid, Receive: &v1.VolumeTransfer{Move: v.Move.Id, Host: blobPeers(p.Objects, []string{v.Host})[0]},
+		Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Move.Generation}}
+}
+
+// dropCopies adds a host's orders to delete its copies of volumes that are not needed any more. Such a copy has never been
+// served. The volume's disk is on another host, or this host has adopted another copy.
+func (p *pass) dropCopies(host string, list []*v1.VolumeWanted) []*v1.VolumeWanted {
+	report, _, _ := p.Observed(host)
+	for _, o := range report.GetVolumeCopies() {
+		i := slices.IndexFunc(list, func(w *v1.VolumeWanted) bool { return w.Uid == o.Uid })
+		switch {
+		case o.Copy == "": // it could not be made
+		case i < 0:
+			list = append(list, &v1.VolumeWanted{Uid: o.Uid, Drop: o.Copy})
+		case list[i].Receive.GetMove() != o.Move && list[i].Adopt.GetCopy() != o.Copy:
+			list[i].Drop = o.Copy
+		}
+	}
+	return list
+}

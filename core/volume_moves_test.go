@@ -1,0 +1,367 @@
+package core
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	copying     = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING
+	handingOver = v1.VolumeMoveState_VOLUME_MOVE_STATE_HANDING_OVER
+	moveDone    = v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE
+	moveFailed  = v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED
+	moveEnded   = v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED
+)
+
+func (h *household) data() *v1.Volume { return h.objects.Volumes["data"] }
+
+// inMove returns a household whose cluster md on a1 uses volume data, which moves from a2 to b1. a2 has a complete copy on b1
+// if ready.
+func inMove(t *testing.T, ready bool) *household {
+	h := inUse(t)
+	h.ask(func(a *Admission) (Change, error) {
+		return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"})
+	})
+	h.pass(time.Second)
+	h.copies = map[string][]*v1.VolumeCopyObserved{"b1": {{Uid: "uid-data", Move: h.data().Move.Id, Copy: "copy", Ready: true}}}
+	if ready {
+		h.pass(time.Second)
+		h.sends(true, false)
+	}
+	return h
+}
+
+// sends makes a2 report the copy that it sends.
+func (h *household) sends(ready, handsOver bool) {
+	o := proto.CloneOf(h.volumes["a2"][0])
+	o.Ready, o.Sending = !handsOver, &v1.VolumeSending{Move: h.data().Move.Id, Copy: "copy", Ready: ready, HandsOver: handsOver}
+	h.volumes["a2"] = []*v1.VolumeObserved{o}
+}
+
+// givesUp makes a2 report that it has given the volume up.
+func (h *household) givesUp() {
+	o := proto.CloneOf(h.volumes["a2"][0])
+	o.Ready, o.Sending = false, nil
+	o.GivenUp = &v1.VolumeGivenUp{Move: h.data().Move.Id, Copy: "copy", Target: "b1", TargetUid: "uid-b1", Restored: []string{"r"}}
+	h.volumes["a2"] = []*v1.VolumeObserved{o}
+}
+
+func (h *household) expectMove(state v1.VolumeMoveState, host, message string) {
+	h.t.Helper()
+	if v := h.data(); v.Move.GetState() != state || v.Host != host || !strings.Contains(v.Move.Message, message) {
+		h.t.Fatalf("the volume is on %s, and its move is %v", v.Host, v.Move)
+	}
+}
+
+func TestAVolumeMovesWhileAGuestUsesIt(t *testing.T) {
+	h := inUse(t)
+	ask := func(a *Admission) (Change, error) {
+		return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"})
+	}
+	h.ask(ask)
+	id := h.data().Move.Id
+	h.ask(ask)
+	orders := h.pass(time.Second)
+	h.expectMove(copying, "a2", "waits for host b1")
+	if h.data().Move.Id != id {
+		t.Error("a repeated request begins another move")
+	}
+	if w := h.volumeOrder(orders, "b1"); w.GetReceive().GetMove() != id || w.Receive.Host.Name != "a2" || w.Facts.Seal != nil || len(w.Readers) > 0 || w.Make {
+		t.Errorf("b1 is ordered %v", w)
+	}
+	if w := h.volumeOrder(orders, "a2"); w.GetSend() != nil {
+		t.Errorf("before there is a copy a2 is ordered %v", w)
+	}
+	h.copies = map[string][]*v1.VolumeCopyObserved{"b1": {{Uid: "uid-data", Move: id, Copy: "copy", Ready: true}}}
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); w.GetSend().GetCopy() != "copy" || w.Send.Host.Name != "b1" || w.Send.HandOver || w.Readers[0].Name != "a1" {
+		t.Errorf("a2 is ordered %v", w)
+	}
+	h.sends(false, false)
+	h.pass(time.Second)
+	h.expectMove(copying, "a2", "")
+	h.sends(true, false)
+	orders = h.pass(time.Second)
+	h.expectMove(handingOver, "a2", "completes the copy")
+	if w := h.volumeOrder(orders, "a2"); !w.GetSend().GetHandOver() || w.Adopt != nil {
+		t.Errorf("a2 is ordered %v", w)
+	}
+	h.sends(true, true)
+	h.pass(time.Second)
+	h.expectMove(handingOver, "a2", "")
+	h.givesUp()
+	orders = h.pass(time.Second)
+	h.expectMove(moveDone, "b1", "")
+	if v := h.data(); v.Generation != 1 || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Cluster != "md" {
+		t.Errorf("it is %v", v)
+	}
+	if w := h.volumeOrder(orders, "b1"); w.GetAdopt().GetCopy() != "copy" || !slices.Equal(w.Adopt.Restored, []string{"r"}) || w.Readers[0].Name != "a1" || w.Receive != nil || w.Drop != "" || w.Facts.Generation != 1 {
+		t.Errorf("b1 is ordered %v", w)
+	}
+	if w := h.volumeOrder(orders, "a2"); w != nil {
+		t.Errorf("before b1 serves it a2 is ordered %v", w)
+	}
+	for _, g := range orders["a1"].Guests {
+		if g.Volume != nil && g.Volume.Host.Name != "b1" {
+			t.Errorf("guest %s uses the volume on %s", g.Name, g.Volume.Host.Name)
+		}
+	}
+	h.copies = nil
+	h.has("b1", h.data(), 0)
+	h.volumes["b1"][0].Facts.Generation = 1
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); !w.GetDiscard() {
+		t.Errorf("when b1 serves it a2 is ordered %v", w)
+	}
+}
+
+// A move that is cancelled or fails leaves the volume on its host. It ends only when the host has reported that it has not
+// given the disk up.
+func TestAVolumeStaysIfItsMoveFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail  func(h *household)
+		state v1.VolumeMoveState
+		why   string
+	}{
+		"cancelled": {func(h *household) {
+			for range 2 {
+				h.ask(func(a *Admission) (Change, error) {
+					return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Cancel: true})
+				})
+			}
+		}, moveEnded, "it was cancelled"},
+		"its target is removed": {func(h *household) { h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Hosts["b1"]}}}) }, moveFailed, "host b1 was removed"},
+		"its target is drained": {func(h *household) { h.change("b1", func(b1 *v1.Host) { b1.Draining = true }) }, moveFailed, "host b1 is being drained"},
+		"its target has no room": {func(h *household) {
+			h.copies["b1"] = []*v1.VolumeCopyObserved{{Uid: "uid-data", Move: h.data().Move.Id, Copy: "copy", Ready: true, Failed: true, Message: "full"}}
+		}, moveFailed, "host b1 cannot take it: full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := inMove(t, true)
+			h.pass(time.Second)
+			h.expectMove(handingOver, "a2", "")
+			h.sends(true, true)
+			c.fail(h)
+			orders := h.pass(time.Second)
+			h.expectMove(copying, "a2", "waits for host a2 to keep the volume")
+			if w := h.volumeOrder(orders, "a2"); w.GetSend().GetHandOver() {
+				t.Errorf("a2 is ordered %v", w)
+			}
+			h.away, h.out = map[string]bool{"a2": true}, time.Second
+			h.sends(true, false)
+			h.pass(time.Second)
+			h.expectMove(copying, "a2", "waits for host a2 to keep the volume")
+			h.away = nil
+			orders = h.pass(time.Second)
+			h.expectMove(c.state, "a2", c.why)
+			if w := h.volumeOrder(orders, "a2"); w.GetSend() != nil || w.TakeBack != "" || len(w.Readers) != 1 {
+				t.Errorf("a2 is ordered %v", w)
+			}
+			if w := h.volumeOrder(orders, "b1"); h.objects.Hosts["b1"] != nil && (w.GetDrop() != "copy" || w.Facts != nil) {
+				t.Errorf("b1 is ordered %v", w)
+			}
+		})
+	}
+}
+
+// The source may have given the disk up in spite of a cancellation. Then the target has the volume.
+func TestAVolumeThatWasGivenUpMoves(t *testing.T) {
+	h := inMove(t, true)
+	h.pass(time.Second)
+	h.sends(true, true)
+	h.ask(func(a *Admission) (Change, error) {
+		return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Cancel: true})
+	})
+	h.pass(time.Second)
+	h.givesUp()
+	h.away, h.out = map[string]bool{"b1": true, "a2": true}, time.Second
+	h.pass(time.Second)
+	h.expectMove(moveDone, "b1", "")
+}
+
+// A disk that was given up in vain is served again when the target has no copy and no disk of the volume.
+func TestAVolumeIsTakenBack(t *testing.T) {
+	takenBack := func(h *household, want bool) {
+		h.t.Helper()
+		orders := h.pass(time.Second)
+		if w := h.volumeOrder(orders, "a2"); h.data().Host != "a2" || (w.GetTakeBack() != "") != want {
+			h.t.Errorf("the volume is on %s, and a2 is ordered %v", h.data().Host, w)
+		}
+	}
+	removed := func(h *household) {
+		var c Change
+		c.write(Create, &v1.RemovedHost{Meta: &v1.Meta{Name: "uid-b1"}, Host: "b1"})
+		c.write(Delete, h.objects.Hosts["b1"])
+		h.objects = h.objects.Apply(c)
+	}
+	forgotten := func(h *household) { // an older copy of the store was put back
+		v := proto.CloneOf(h.data())
+		v.Move = nil
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+	}
+	t.Run("its target was removed", func(t *testing.T) {
+		h := inMove(t, true)
+		h.pass(time.Second)
+		h.givesUp()
+		removed(h)
+		takenBack(h, true)
+		h.expectMove(moveFailed, "a2", "host b1 was removed")
+	})
+	t.Run("another host has its target's name", func(t *testing.T) {
+		h := inMove(t, true)
+		h.pass(time.Second)
+		h.givesUp()
+		removed(h)
+		b1 := &v1.Host{Meta: &v1.Meta{Name: "b1", Uid: "uid-of-a-later-b1"}, Info: &v1.HostInfo{BootId: "boot-b1", Site: "b", Cores: 8, MemoryBytes: 8 << 30}}
+		h.objects, h.copies = h.objects.Apply(Change{Ops: []Op{{Create, b1}}}), nil
+		takenBack(h, true)
+	})
+	t.Run("the store has forgotten the move", func(t *testing.T) {
+		h := inMove(t, true)
+		h.givesUp()
+		forgotten(h)
+		takenBack(h, false)
+		if w := h.volumeOrder(h.pass(0), "b1"); w.GetDrop() != "copy" {
+			t.Errorf("b1 is ordered %v", w)
+		}
+		h.copies = nil
+		h.away, h.out = map[string]bool{"b1": true}, time.Minute
+		takenBack(h, false)
+		h.away = map[string]bool{"a1": true} // it may have the volume by now
+		takenBack(h, false)
+		h.away = nil
+		takenBack(h, true)
+	})
+	t.Run("the store has forgotten the target", func(t *testing.T) {
+		h := inMove(t, true)
+		h.givesUp()
+		forgotten(h)
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Hosts["b1"]}}})
+		takenBack(h, false)
+	})
+	t.Run("the store has forgotten that the target has the volume", func(t *testing.T) {
+		h := inMove(t, true)
+		h.givesUp()
+		h.has("b1", h.data(), 0)
+		h.volumes["b1"][0].Facts.Generation = 1
+		forgotten(h)
+		h.pass(time.Second)
+		if v := h.data(); v.Host != "b1" || v.Generation != 1 {
+			t.Errorf("the volume is %v", v)
+		}
+	})
+}
+
+// Guests do not move, and are not saved, while their volume is handed over, and it is not handed over while they are.
+func TestAHandOverAndMovesOfGuestsWaitForEachOther(t *testing.T) {
+	h := inMove(t, false)
+	h.pass(time.Second)
+	move := func() {
+		h.ask(func(a *Admission) (Change, error) {
+			m, err := a.MoveGuest(&v1.MigrateRequest{Guest: "md-0", ToHost: "b1"})
+			return m.Change, err
+		})
+		h.pass(time.Second)
+	}
+	stateOf := func(guest string) (state v1.MigrationState) {
+		for _, m := range h.objects.Migrations {
+			if m.Guest == guest {
+				state = m.State
+			}
+		}
+		return state
+	}
+	move()
+	h.sends(true, false)
+	h.pass(time.Second)
+	h.expectMove(copying, "a2", "waits until guest md-0 has moved")
+	h.arrive()
+	h.pass(time.Second)
+	h.expectMove(handingOver, "a2", "")
+
+	h = inMove(t, true)
+	h.pass(time.Second)
+	move()
+	if s := stateOf("md-0"); s != v1.MigrationState_MIGRATION_STATE_PENDING {
+		t.Errorf("the guest's move is %v", s)
+	}
+	h.givesUp()
+	h.pass(time.Second)
+	h.expectMove(moveDone, "b1", "")
+	h.pass(time.Second)
+	if s := stateOf("md-0"); s == v1.MigrationState_MIGRATION_STATE_PENDING {
+		t.Error("afterwards the guest's move does not begin")
+	}
+
+	h = inMove(t, true)
+	h.files = map[string][]*v1.CheckpointObserved{"a2": {{CheckpointId: "c", GuestUid: "uid-data", Busy: true}}}
+	h.pass(time.Second)
+	h.expectMove(copying, "a2", "waits until host a2 has written a checkpoint")
+}
+
+func TestAVolumeLeavesAHostThatIsDrained(t *testing.T) {
+	h := inUse(t)
+	h.change("a2", func(a2 *v1.Host) { a2.Draining = true })
+	h.pass(time.Second)
+	if m := h.data().Move; m.GetState() != copying || m.Target == "a2" || m.Reason != "host a2 is being drained" {
+		t.Errorf("its move is %v", m)
+	}
+}
+
+func TestWhatIsRefusedOfMovesOfVolumes(t *testing.T) {
+	to := func(host string) func(*household, *Admission) (Change, error) {
+		return func(_ *household, a *Admission) (Change, error) {
+			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: host})
+		}
+	}
+	for name, c := range map[string]struct {
+		before func(h *household)
+		do     func(h *household, a *Admission) (Change, error)
+		want   string
+	}{
+		"an unknown host": {nil, to("c9"), "there is no host \"c9\""},
+		"the same host":   {nil, to("a2"), "volume data is on host a2 already"},
+		"nothing to cancel": {nil, func(_ *household, a *Admission) (Change, error) {
+			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Cancel: true})
+		}, "volume data does not move"},
+		"somebody else's": {nil, func(_ *household, a *Admission) (Change, error) {
+			a.Caller = Caller{Name: "bob"}
+			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"})
+		}, "there is no volume \"data\""},
+		"a host out of reach":     {func(h *household) { h.away = map[string]bool{"b1": true} }, to("b1"), "that host is out of reach"},
+		"a volume out of reach":   {func(h *household) { h.away = map[string]bool{"a2": true} }, to("b1"), "host a2 does not serve it"},
+		"a host that is drained":  {func(h *household) { h.change("b1", func(b1 *v1.Host) { b1.Draining = true }) }, to("b1"), "drained or removed"},
+		"a host with an old disk": {func(h *household) { h.has("b1", h.data(), 0) }, to("b1"), "an older disk of it"},
+		"a host without room": {func(h *household) {
+			v := proto.CloneOf(h.data())
+			v.SizeBytes = 20 << 30
+			h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+		}, to("b1"), "that host has room for 10 GiB, and the volume needs 21 GiB"},
+		"another move": {func(h *household) {
+			h.ask(func(a *Admission) (Change, error) {
+				return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"})
+			})
+		}, to("a1"), "volume data moves to host b1"},
+		"removing its target": {func(h *household) {
+			h.ask(func(a *Admission) (Change, error) {
+				return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"})
+			})
+		}, func(_ *household, a *Admission) (Change, error) { return a.RemoveHost("b1", false) }, "host b1 has volumes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := inUse(t)
+			if c.before != nil {
+				c.before(h)
+			}
+			a := h.admission()
+			a.Caller = Caller{Name: "ann"}
+			if _, err := c.do(h, a); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the answer is %v, want %q", err, c.want)
+			}
+		})
+	}
+}
