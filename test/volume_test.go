@@ -195,3 +195,87 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 		return left == "", left
 	})
 }
+
+// A volume moves to another site and back while a program writes to it. Both agents and the volume's daemon are killed while it is
+// copied, and the guest moves meanwhile. Programs only wait. A drained host's volume moves away.
+func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
+	full(t)
+	hostsReady(t)
+	must(t, "volume", "create", "trek", "--size", "512M", "--host", "b1")
+	t.Cleanup(func() { must(t, "volume", "delete", "trek") })
+	newCluster(t, "trek", 2, "--site", "a", "--volume", "trek")
+	must(t, "guest", "exec", "-u", "watari", "trek-0", "--", "sh", "-c", "cd; dd if=/dev/urandom of=big bs=1M count=160 conv=fsync 2>/dev/null; sha256sum big >sums")
+	counting(t, "trek")
+	type volume struct {
+		Host, State string
+		Move        struct{ State, Message, CopiedBytes, TotalBytes string }
+	}
+	show := func() volume { return decoded[volume](t, "volume", "show", "trek") }
+	whole := func() {
+		t.Helper()
+		n := counted(t, "trek")
+		until(t, time.Minute, "the program goes on", func() (bool, string) { return counted(t, "trek") > n+5, "" })
+		if out := must(t, "guest", "exec", "-u", "watari", "trek-1", "--", "sh", "-c", "cd; sha256sum -c sums"); !strings.Contains(out, "big: OK") {
+			t.Errorf("the other guest sees %s", out)
+		}
+	}
+	noDisk := func(host string) {
+		t.Helper()
+		until(t, time.Minute, "the old disk on "+host+" is gone", func() (bool, string) {
+			left := inHost(t, host, "ls "+agentState+"/volumes")
+			return left == "", left
+		})
+	}
+	moved := func(to string) {
+		t.Helper()
+		until(t, 3*time.Minute, "the volume has moved to "+to, func() (bool, string) {
+			now := show()
+			return now.Host == to && strings.HasSuffix(now.Move.State, "_DONE"), fmt.Sprint(now)
+		})
+	}
+	begun := func() {
+		t.Helper()
+		until(t, time.Minute, "some of it is copied", func() (bool, string) {
+			now := show()
+			return now.Move.CopiedBytes != "" && now.Move.CopiedBytes != "0", fmt.Sprint(now)
+		})
+	}
+
+	refused(t, []string{"is on host b1 already"}, "volume", "move", "trek", "--host", "b1")
+	must(t, "volume", "move", "trek", "--host", "a2", "--detach")
+	begun()
+	must(t, "volume", "move", "trek", "--cancel")
+	if now := show(); now.Host != "b1" || !strings.HasSuffix(now.Move.State, "_CANCELLED") {
+		t.Errorf("a cancelled move has ended as %v", now)
+	}
+	noDisk("a2")
+	must(t, "volume", "move", "trek", "--host", "a2", "--detach")
+	begun()
+	signal("b1", "watari-agent --manager", syscall.SIGKILL)
+	began := time.Now()
+	moved("a2")
+	t.Logf("the volume had moved %.1f s after its host's agent was killed", time.Since(began).Seconds())
+	whole()
+	noDisk("b1")
+
+	must(t, "volume", "move", "trek", "--host", "b1", "--detach")
+	begun()
+	signal("b1", "watari-agent --manager", syscall.SIGKILL)
+	signal("a2", "qemu-storage-daemon", syscall.SIGKILL)
+	hostsReady(t)
+	guest := guestNamed(t, "trek-0")
+	must(t, "migrate", "trek-0", "--to", map[string]string{"a1": "a2", "a2": "a1"}[guest.Host])
+	moved("b1")
+	whole()
+	noDisk("a2")
+
+	t.Cleanup(func() { must(t, "host", "drain", "b1", "--undo") })
+	must(t, "host", "drain", "b1")
+	until(t, time.Minute, "the volume has left the drained host", func() (bool, string) {
+		now := show()
+		return now.Host != "b1" && strings.HasSuffix(now.Move.State, "_DONE"), fmt.Sprint(now)
+	})
+	whole()
+	must(t, "run", "cancel", "trek-count")
+	settled(t, "trek", 2)
+}
