@@ -57,13 +57,14 @@ var troubles = []trouble{
 		return c.mayRefuse("migrate", s.guest, "--to", s.host, "--detach")
 	}},
 	{name: "the manager is killed", weight: 2, least: time.Second, most: 15 * time.Second,
-		do: func(c *chaos, _ strike) error { return signalManager(syscall.SIGKILL) },
+		do: func(c *chaos, _ strike) error { c.manager.Lock(); return signalManager(syscall.SIGKILL) },
 		lift: func(c *chaos, _ strike) error {
+			defer c.manager.Unlock()
 			return c.try("up", "--no-agent", "--state", shared.state, "--listen", listen)
 		}},
 	{name: "the manager stands still", weight: 1, least: time.Second, most: 12 * time.Second,
-		do:   func(c *chaos, _ strike) error { return signalManager(syscall.SIGSTOP) },
-		lift: func(c *chaos, _ strike) error { return signalManager(syscall.SIGCONT) }},
+		do:   func(c *chaos, _ strike) error { c.manager.Lock(); return signalManager(syscall.SIGSTOP) },
+		lift: func(c *chaos, _ strike) error { defer c.manager.Unlock(); return signalManager(syscall.SIGCONT) }},
 	{name: "an agent is killed", weight: 3, do: signalOn("watari-agent --manager", syscall.SIGKILL)},
 	{name: "an agent stands still", weight: 1, least: time.Second, most: 12 * time.Second,
 		do: signalOn("watari-agent --manager", syscall.SIGSTOP), lift: signalOn("watari-agent --manager", syscall.SIGCONT)},
@@ -182,6 +183,8 @@ func planChaos(seed uint64, lasts time.Duration, guests []string) (plan []strike
 type chaos struct {
 	t     *testing.T
 	begun time.Time
+
+	manager sync.Mutex // is held while the manager is killed or stands still, until it is up again
 
 	mu       sync.Mutex
 	enders   []time.Time // times at which guests may have been ended
