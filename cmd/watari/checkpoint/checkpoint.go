@@ -185,24 +185,15 @@ func create(ctx context.Context, env *cli.Env, c *client.Client, of target, flag
 
 // follow shows a checkpoint until it has ended.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Checkpoint, err error) {
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "checkpoint", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "checkpoint", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		if now.Gone {
 			return false, errors.New("it was deleted")
 		}
 		last = now.Checkpoint
 		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("checkpoint %s: %s: %s", name, doing(last), last.GetMessage()), ": ")})
 		return checkpoint.Ended(last.GetState()), nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: checkpoint %s goes on; see `watari checkpoint show %s`, cancel it with `watari checkpoint delete %s`", name, name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("wait for checkpoint %s: %w", name, err)
-	}
-	return last, nil
+	}, "wait for checkpoint "+name, fmt.Sprintf("checkpoint %s goes on; see `watari checkpoint show %s`, cancel it with `watari checkpoint delete %s`", name, name, name))
+	return last, err
 }
 
 // doing describes what happens in a checkpoint's state.

@@ -58,8 +58,7 @@ func newRestore(env *cli.Env) *cobra.Command {
 // followRestore shows a cluster's guests until all of them run again.
 func followRestore(ctx context.Context, env *cli.Env, c *client.Client, cluster *v1.Cluster) (last *v1.Cluster, err error) {
 	name := cluster.GetMeta().GetName()
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "cluster", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "cluster", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		if now.Gone {
 			return false, fmt.Errorf("cluster %s was deleted", name)
 		}
@@ -75,14 +74,6 @@ func followRestore(ctx context.Context, env *cli.Env, c *client.Client, cluster 
 			return last.GetReadyGuests() == last.GetSpec().GetGuests(), nil
 		}
 		return false, nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: cluster %s is being restored; see `watari cluster show %s`", name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("restore cluster %s: %w", name, err)
-	}
-	return last, nil
+	}, "restore cluster "+name, fmt.Sprintf("cluster %s is being restored; see `watari cluster show %s`", name, name))
+	return last, err
 }

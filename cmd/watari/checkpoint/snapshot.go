@@ -89,8 +89,7 @@ func NewRestoreVolume(env *cli.Env) *cobra.Command {
 
 // followVolume shows a volume until it is restored.
 func followVolume(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Volume, err error) {
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "volume", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "volume", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		last = now.Volume
 		restore := last.GetRestore()
 		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("volume %s: goes back to %s on host %s %s", name, restore.GetCheckpoint(), last.GetHost(), last.GetMessage())})
@@ -101,14 +100,6 @@ func followVolume(ctx context.Context, env *cli.Env, c *client.Client, name stri
 			return false, fmt.Errorf("snapshot %s: %s; `watari checkpoint list --volume %s` shows what else there is", restore.GetCheckpoint(), restore.GetMessage(), name)
 		}
 		return restore.GetState() == v1.RestoreState_RESTORE_STATE_DONE, nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: volume %s is being restored; see `watari volume show %s`", name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("restore volume %s: %w", name, err)
-	}
-	return last, nil
+	}, "restore volume "+name, fmt.Sprintf("volume %s is being restored; see `watari volume show %s`", name, name))
+	return last, err
 }

@@ -51,8 +51,7 @@ func newVerify(env *cli.Env) *cobra.Command {
 
 // followVerification shows the verification of a checkpoint until it has ended.
 func followVerification(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Checkpoint, err error) {
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "checkpoint", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "checkpoint", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		if now.Gone {
 			return false, errors.New("it was deleted")
 		}
@@ -67,16 +66,8 @@ func followVerification(ctx context.Context, env *cli.Env, c *client.Client, nam
 			return false, errors.New(v.GetMessage())
 		}
 		return v.GetState() == v1.VerificationState_VERIFICATION_STATE_DONE, nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: checkpoint %s is being verified; see `watari checkpoint show %s`", name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("verify checkpoint %s: %w", name, err)
-	}
-	return last, nil
+	}, "verify checkpoint "+name, fmt.Sprintf("checkpoint %s is being verified; see `watari checkpoint show %s`", name, name))
+	return last, err
 }
 
 // trial describes the result of a verification for people.

@@ -77,8 +77,7 @@ func moved(m *v1.VolumeMove) string {
 
 // followMove shows the move of a volume until it has ended.
 func followMove(ctx context.Context, env *cli.Env, c *client.Client, name string, cancel bool) (last *v1.Volume, err error) {
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "volume", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "volume", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		if now.Gone {
 			return false, errors.New("it was deleted")
 		}
@@ -93,14 +92,6 @@ func followMove(ctx context.Context, env *cli.Env, c *client.Client, name string
 			return false, errors.New(m.GetMessage())
 		}
 		return m.GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: volume %s moves in the background; see `watari volume show %s`", name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("move volume %s: %w", name, err)
-	}
-	return last, nil
+	}, "move volume "+name, fmt.Sprintf("volume %s moves in the background; see `watari volume show %s`", name, name))
+	return last, err
 }

@@ -105,24 +105,15 @@ func on(v *v1.Volume) string {
 
 // follow shows a volume until it is ready.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Volume, err error) {
-	lines := progress.New(env.Err)
-	err = c.Watch(ctx, "volume", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = progress.Follow(ctx, env, c, "volume", name, func(now *v1.WatchResponse, lines *progress.Lines) (bool, error) {
 		if now.Gone {
 			return false, errors.New("it was deleted")
 		}
 		last = now.Volume
 		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("volume %s: %s %s: %s", name, output.State(last.GetState()), on(last), last.GetMessage()), ": ")})
 		return last.GetState() != v1.VolumeState_VOLUME_STATE_PENDING, nil
-	})
-	if ctx.Err() != nil {
-		lines.Keep()
-		return nil, cli.Interruptedf("stopped waiting: volume %s is made in the background; see `watari volume show %s`", name, name)
-	}
-	lines.Clear()
-	if err != nil {
-		return nil, fmt.Errorf("wait for volume %s: %w", name, err)
-	}
-	return last, nil
+	}, "wait for volume "+name, fmt.Sprintf("volume %s is made in the background; see `watari volume show %s`", name, name))
+	return last, err
 }
 
 func newList(env *cli.Env) *cobra.Command {
