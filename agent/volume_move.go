@@ -52,10 +52,9 @@ type sending struct {
 
 // heldCopy is a copy of a volume that another host sends, or has sent.
 type heldCopy struct {
-	facts   volume.Facts
-	ready   bool
-	message string
-	failing time.Time
+	facts volume.Facts
+	ready bool
+	tries
 	working bool
 }
 
@@ -377,20 +376,12 @@ func (k *volumeKeeper) receive(ctx context.Context, w *v1.VolumeWanted, c *heldC
 	}
 	k.mu.Lock()
 	before := *c
-	failed := c.hasFailed()
-	c.working, c.ready, c.message, c.facts = false, err == nil && !dropped, "", facts
-	if err == nil {
-		c.failing = time.Time{}
-	} else {
-		c.message = err.Error()
-		if c.failing.IsZero() {
-			c.failing = time.Now()
-		}
-	}
+	c.working, c.ready, c.facts = false, err == nil && !dropped, facts
+	c.note(err)
 	if err == nil && dropped {
 		delete(k.copies, w.Uid)
 	}
-	changed := dropped || before.ready != c.ready || before.message != c.message || before.facts.Copy != c.facts.Copy || failed != c.hasFailed()
+	changed := dropped || before.ready != c.ready || before.message != c.message || before.facts.Copy != c.facts.Copy || before.failed != c.failed
 	k.mu.Unlock()
 	if changed {
 		k.agent.publish()
@@ -415,16 +406,12 @@ func (k *volumeKeeper) makeCopy(ctx context.Context, w *v1.VolumeWanted, user vo
 	return facts, nil
 }
 
-func (c *heldCopy) hasFailed() bool {
-	return !c.failing.IsZero() && time.Since(c.failing) >= failedAfter
-}
-
 // reportCopies returns the copies that other hosts send, or have sent.
 func (k *volumeKeeper) reportCopies() (list []*v1.VolumeCopyObserved) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for uid, c := range k.copies {
-		list = append(list, &v1.VolumeCopyObserved{Uid: uid, Move: c.facts.Move, Copy: c.facts.Copy, Ready: c.ready, Message: c.message, Failed: c.hasFailed()})
+		list = append(list, &v1.VolumeCopyObserved{Uid: uid, Move: c.facts.Move, Copy: c.facts.Copy, Ready: c.ready, Message: c.message, Failed: c.failed})
 	}
 	slices.SortFunc(list, func(a, b *v1.VolumeCopyObserved) int { return cmp.Compare(a.Uid, b.Uid) })
 	return list

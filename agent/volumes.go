@@ -52,13 +52,34 @@ const (
 // errFetching says why a volume is not put back yet.
 var errFetching = errors.New("its checkpoint is being fetched")
 
+// tries is how the tries to have a disk as it is ordered have ended.
+type tries struct {
+	message string    // why the last one has failed; empty: it has not
+	failing time.Time // since when all have failed; zero: the last one has not, or has only to wait
+	failed  bool      // the last one has, and all for failedAfter
+}
+
+// note notes the end of a try.
+func (t *tries) note(err error) {
+	*t = tries{failing: t.failing}
+	if err != nil {
+		t.message = err.Error()
+	}
+	switch {
+	case err == nil || errors.Is(err, errFetching) || errors.Is(err, errGivenUp):
+		t.failing = time.Time{}
+	case t.failing.IsZero():
+		t.failing = time.Now()
+	default:
+		t.failed = time.Since(t.failing) >= failedAfter
+	}
+}
+
 // heldVolume is a volume of this host.
 type heldVolume struct {
-	facts   volume.Facts
-	ready   bool
-	message string
-	failing time.Time // since when all tries have failed; message says why
-	failed  bool      // for longer than failedAfter
+	facts volume.Facts
+	ready bool
+	tries
 	working bool
 	used    uint64
 	sending *sending // the disk is being copied to another host; nil: it is not
@@ -238,7 +259,7 @@ func (k *volumeKeeper) step(ctx context.Context) {
 			continue
 		}
 		if v == nil {
-			v = &heldVolume{facts: volumeFacts(w.Facts), message: "its disk is being made"}
+			v = &heldVolume{facts: volumeFacts(w.Facts), tries: tries{message: "its disk is being made"}}
 			if w.Adopt != nil { // until then this host does not have the volume
 				v.facts.Generation, v.facts.Seal = 0, nil
 			}
@@ -292,16 +313,8 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	used := disk.UsedBytes() / usedStep * usedStep
 	k.mu.Lock()
 	before := *v
-	v.working, v.ready, v.message, v.used = false, err == nil && !w.Discard, "", used
-	if err != nil {
-		v.message = err.Error()
-	}
-	if err == nil || errors.Is(err, errFetching) || errors.Is(err, errGivenUp) {
-		v.failing = time.Time{}
-	} else if v.failing.IsZero() {
-		v.failing = time.Now()
-	}
-	v.failed = !v.failing.IsZero() && time.Since(v.failing) >= failedAfter
+	v.working, v.ready, v.used = false, err == nil && !w.Discard, used
+	v.note(err)
 	if err == nil && w.Discard {
 		delete(k.held, w.Uid)
 	}

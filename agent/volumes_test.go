@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -95,6 +97,27 @@ func TestAGuestWritesItsHomeBeforeItEnds(t *testing.T) {
 		written, ended := slices.Index(log, "sync"), slices.Index(log, "destroy "+uid)
 		if mute && written >= 0 || !mute && (written < 0 || written > ended) {
 			t.Errorf("the agent is mute: %v; it was done: %q", mute, log)
+		}
+	}
+}
+
+// A disk counts as failed when all tries have failed for a while. To wait is no failure.
+func TestTriesFailAfterAWhile(t *testing.T) {
+	var seen tries
+	full := errors.New("no space left on device")
+	seen.note(full)
+	if seen.failed || seen.message != full.Error() {
+		t.Errorf("after one try: %+v", seen)
+	}
+	seen.failing = seen.failing.Add(-failedAfter)
+	seen.note(full)
+	if !seen.failed {
+		t.Errorf("after %s: %+v", failedAfter, seen)
+	}
+	for _, err := range []error{nil, errFetching, fmt.Errorf("%w to host b1", errGivenUp)} {
+		waits := seen
+		if waits.note(err); waits.failed || !waits.failing.IsZero() || (waits.message != "") != (err != nil) {
+			t.Errorf("%v: %+v", err, waits)
 		}
 	}
 }
