@@ -57,3 +57,34 @@ func TestADowntimeIsNotTakenFromClocksThatAreFarApart(t *testing.T) {
 		}
 	}
 }
+
+// The target is a peer of the cluster's hosts before the guest stops, so that only one route is left to change on each host.
+func TestAMoveChangesOneRouteOfAHostWhileTheGuestIsStopped(t *testing.T) {
+	orders := func(state v1.MigrationState, source, target v1.GuestCondition) *v1.NetworkWanted {
+		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 2})
+		info := &v1.HostInfo{BootId: "c1-boot", Site: "c", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "198.18.0.3", WireguardPublicKey: "c1's key"}
+		w.Hosts["c1"] = &v1.Host{Meta: &v1.Meta{Name: "c1", Uid: "c1"}, Info: info}
+		for _, name := range []string{"a1", "b1"} {
+			w.Hosts[name].Info.WireguardPublicKey = name + "'s key"
+		}
+		w.Clusters["md"].Spec.Guests = 2
+		w.Guests["md-1"] = &v1.Guest{Meta: &v1.Meta{Name: "md-1", Uid: "uid-md-1"}, Cluster: "md", Index: 1, Address: "10.77.1.11", Host: "c1", BootId: "c1-boot",
+			Epoch: 1, LastEpoch: 1, Shape: &v1.GuestShape{Vcpus: 1}}
+		w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1",
+			SourceBootId: "a1-boot", TargetBootId: "b1-boot", SourceEpoch: 1, TargetEpoch: 2, State: state}
+		w.Reports["a1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: 1, Condition: source}}
+		w.Reports["b1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: 2, Condition: target, Process: true}}
+		w.Reports["c1"] = Seen{Report: &v1.HostObserved{Info: info, Term: 1, Guests: []*v1.GuestObserved{{Uid: "uid-md-1", Epoch: 1, Process: true,
+			Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}}, Since: w.Now, Connected: true}
+		return newTestCore(w).Decide(w).Orders["c1"].GetNetwork()
+	}
+	before := orders(v1.MigrationState_MIGRATION_STATE_TRANSFERRING, v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
+	after := orders(v1.MigrationState_MIGRATION_STATE_SWITCHING, v1.GuestCondition_GUEST_CONDITION_SENT, v1.GuestCondition_GUEST_CONDITION_RECEIVED)
+	if len(before.GetPeers()) != 2 || before.Routes[0].Host != "a1" || after.GetRoutes()[0].GetHost() != "b1" {
+		t.Fatalf("before the guest stops %v, afterwards %v", before, after)
+	}
+	before.Routes[0].Host = "b1"
+	if !sameNetwork(before, after) {
+		t.Errorf("more than a route differs: %v, %v", before, after)
+	}
+}
