@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -236,6 +238,31 @@ func TestNamesThatLeaveTheFolderAreRefused(t *testing.T) {
 	if list := k.report(); len(list) != 0 {
 		t.Errorf("reported is %v", list)
 	}
+}
+
+// If a file is to be read for two orders, in whatever order that happens, the report names the later one. No new order would
+// come.
+func TestALaterVerificationIsReported(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	key := fileKey{"c", "guest"}
+	f := written(t, k, key)
+	f.File.Digest = fmt.Sprintf("sha256:%x", sha256.Sum256([]byte("state")))
+	k.files[key] = f
+	for round := range 200 {
+		last := fmt.Sprint(round, " b")
+		k.want(toVerify(f, fmt.Sprint(round, " a")))
+		k.want(toVerify(f, last))
+		k.agent.acting.Wait()
+		if list := k.report(); len(list) != 1 || list[0].Verified != last {
+			t.Fatalf("%q is ordered, and reported is %v", last, list)
+		}
+	}
+}
+
+// toVerify returns orders to keep a file, and to read it again.
+func toVerify(f savedFile, verification string) []*v1.CheckpointWanted {
+	return []*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Epoch: f.Epoch, Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP, Verify: verification,
+		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: f.File.Digest, Size: uint64(f.File.Size)}, StateBytes: uint64(f.File.State)}}}
 }
 
 // A guest is not restored on a host without room for its file: another host may have room.

@@ -21,7 +21,7 @@ import (
 
 // verified records the verifications of a file on this host.
 type verified struct {
-	read, reading string // the verification for which the file was read and is intact, and the one under way
+	read, reading string // the verification for which the file was read and is intact, and the latest one under way
 	tried, trying string // the same for trials
 	triedError    string
 }
@@ -40,7 +40,9 @@ func (k *checkpointKeeper) verify(key fileKey, w *v1.CheckpointWanted) {
 			_, err := backoff.Retry(ctx, func() (bool, error) { return true, unreadable(checkpoint.Verify(ctx, k.path(key), f)) },
 				backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0))
 			return func() {
-				v.read, v.reading = id, ""
+				if v.reading == id { // else a later order asks for another reading, which may have ended before this one
+					v.read, v.reading = id, ""
+				}
 				if err != nil { // another host may have an intact copy
 					k.log.Error("a file of a checkpoint cannot be read, and is removed", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
 					k.remove(key)
@@ -53,6 +55,9 @@ func (k *checkpointKeeper) verify(key fileKey, w *v1.CheckpointWanted) {
 		k.oneByOne(func(ctx context.Context) func() {
 			err := k.try(ctx, key, w.Guest, trial)
 			return func() {
+				if v.trying != trial.Verification {
+					return
+				}
 				v.tried, v.trying, v.triedError = trial.Verification, "", ""
 				if err != nil {
 					v.triedError = err.Error()
