@@ -327,19 +327,20 @@ func (s *Sim) alterFiles(h *host, pick int) {
 
 // verify reads a file again, and restores its guest on trial.
 func (h *host) verify(key fileOf, w *v1.CheckpointWanted) {
-	seen := h.verified[key]
-	if w.Verify == seen.read && w.Trial.GetVerification() == seen.tried {
+	wanted := verifiedFile{w.Verify, w.Trial.GetVerification()}
+	h.verifying[key] = wanted
+	if wanted == h.verified[key] {
 		return
 	}
 	life := h.life
 	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
-		if h.life != life || h.agent == nil || !h.readFile(key) {
+		if h.life != life || h.agent == nil || h.verifying[key] != wanted || !h.readFile(key) {
 			return
 		}
 		if w.Trial != nil {
 			h.hasAll(w.Trial.Restore, key.guest)
 		}
-		h.verified[key] = verifiedFile{w.Verify, w.Trial.GetVerification()}
+		h.verified[key] = wanted
 		h.report()
 	})
 }

@@ -48,7 +48,9 @@ type host struct {
 	files    map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved; of a volume 1
 	indexed  map[string]string // the checkpoint whose file of a guest the next one may build on, by guest uid
 	verified map[fileOf]verifiedFile
-	keeps    map[fileOf]bool // the files that the latest orders ask for
+	// verifying is what the latest orders ask for. Results of earlier orders may come later, and are ignored.
+	verifying map[fileOf]verifiedFile
+	keeps     map[fileOf]bool // the files that the latest orders ask for
 	// cramped: the host never has room for copies of checkpoints, even after the last fault. refused are the files that it does
 	// not fetch. turnedDown are the files that it has ever refused to fetch: it is not asked for them again for a long time.
 	cramped             bool
@@ -117,7 +119,7 @@ type copyOf struct {
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, received: map[string]*received{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
+		disks: map[string]*disk{}, received: map[string]*received{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, verifying: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
 		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}, failing: map[string]bool{}}
 }
 
