@@ -240,10 +240,7 @@ func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
 			return nil, nil
 		}
 	}
-	if p.room == nil {
-		p.room = newRoom(p.Objects, p, p.index.moves)
-	}
-	hosts := p.room.forCluster(p, p.index.moves, guests, c.ImageDigest)
+	hosts := p.openRoom().forCluster(p, p.index.moves, guests, c.ImageDigest)
 	d := p.divide(c, hosts)
 	if placement.Slowest(d.counts, d.shares)*(1+apportionGain) > d.now() {
 		return nil, nil

@@ -79,15 +79,12 @@ type leavingView struct {
 
 // viewFor returns the view for a guest. It adapts the view of the previous guest's cluster.
 func (p *pass) viewFor(g *v1.Guest) *leavingView {
-	if p.room == nil {
-		p.room = newRoom(p.Objects, p, p.index.moves)
-	}
-	v := p.leaving
+	v, room := p.leaving, p.openRoom()
 	if v == nil {
-		open := p.room.takers()
+		open := room.takers()
 		v = &leavingView{hosts: make([]placement.Host, 0, len(open)), at: make(map[string]int, len(open)), open: len(open)}
 		for _, i := range open {
-			v.add(p.room.hosts[i])
+			v.add(room.hosts[i])
 		}
 		p.leaving = v
 	}

@@ -13,9 +13,18 @@ import (
 	"watari/internal/printable"
 )
 
-// guests decides about each guest that has changed, and about each guest that no host holds.
+// guests decides about each guest that has changed, and about each guest that no host holds. Guests of a cluster that is being
+// restored come first: the restore began because all of them had a place.
 func (p *pass) guests() {
+	var names, others []string
 	for _, name := range p.index.guestNames() {
+		if restoring(p.Clusters[p.Guests[name].GetCluster()]) {
+			names = append(names, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	for _, name := range append(names, others...) {
 		g := p.working.Guests[name]
 		if p.full() {
 			return

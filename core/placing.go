@@ -138,7 +138,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 			return
 		}
 	}
-	room := p.openRoom(g)
+	room := p.roomFor(g)
 	cluster := p.working.Clusters[g.Cluster]
 	if room.request == nil || room.asked != cluster {
 		room.request, room.asked = request(cluster), cluster
@@ -206,12 +206,17 @@ func (p *pass) standby(cluster *v1.Cluster, g *v1.Guest) bool {
 	return lostElsewhere(cluster, g) || len(avoid.refused) > 0 || avoid.rounds > 0
 }
 
-// openRoom returns the room for the guest's cluster.
-func (p *pass) openRoom(g *v1.Guest) *room {
+// openRoom returns the room that is left in this decision.
+func (p *pass) openRoom() *room {
 	if p.room == nil {
 		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
-	r := p.room
+	return p.room
+}
+
+// roomFor returns the room for the guest's cluster.
+func (p *pass) roomFor(g *v1.Guest) *room {
+	r := p.openRoom()
 	if r.cluster != g.Cluster || r.image != g.ImageDigest {
 		var guests []*v1.Guest
 		for _, other := range p.index.guestsOf(g.Cluster) {

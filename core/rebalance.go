@@ -209,10 +209,7 @@ func lookAt(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *l
 
 // look returns the input of Places.
 func (p *pass) look() *look {
-	if p.room == nil {
-		p.room = newRoom(p.Objects, p, p.index.moves)
-	}
-	return &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: p.Core.policies.policy, room: p.room, moves: p.index.moves,
+	return &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: p.Core.policies.policy, room: p.openRoom(), moves: p.index.moves,
 		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, lately: p.usedLately(), now: p.Now}
 }
 

@@ -145,6 +145,7 @@ func (p *pass) restoreEnded(cluster *v1.Cluster, guests []*v1.Guest, free *room)
 		p.refuseRestore(cluster, guests, without, why)
 		return
 	}
+	p.claim(cluster, guests, from, p.openRoom()) // this decision gives the places to nobody else
 	for _, g := range guests {
 		if avoid := p.avoided(g); len(avoid.refused) > 0 && !p.Now.Before(avoid.until) {
 			avoid.refused = nil

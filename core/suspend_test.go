@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -130,6 +131,23 @@ func TestClustersAreRestoredOneAfterTheOther(t *testing.T) {
 	for _, g := range h.objects.Guests {
 		if g.Host == "" == (g.Cluster == "md") {
 			t.Errorf("%s of %s is on %q", g.Meta.Name, g.Cluster, g.Host)
+		}
+	}
+}
+
+// Guests that also wait for room do not take the room of a cluster whose restore has just begun.
+func TestOtherGuestsDoNotTakeTheRoomOfARestore(t *testing.T) {
+	h := suspended(t, 8) // of 1 GiB each; a host has 8
+	for i, name := range []string{"aa", "zz"} {
+		h.objects.Clusters[name] = &v1.Cluster{Meta: &v1.Meta{Name: name, Uid: "uid-" + name}, Spec: &v1.ClusterSpec{Guests: 1}, Prefix: fmt.Sprintf("10.0.%d.0/24", i+1)}
+		g := proto.CloneOf(h.objects.Guests["md-0"])
+		g.Meta.Name, g.Meta.Uid, g.Cluster, g.Address = name+"-0", "uid-"+name+"-0", name, fmt.Sprintf("10.0.%d.1", i+1)
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Create, g}}})
+	}
+	h.ownerLeaves("b1")
+	for name, g := range h.objects.Guests {
+		if g.Host == "" == (g.Cluster == "md") {
+			t.Errorf("%s is on %q: %s", name, g.Host, g.Message)
 		}
 	}
 }
