@@ -155,6 +155,7 @@ type avoided struct {
 	refused []string  // hosts that refused to restore the guest
 	rounds  int       // how often all hosts have refused
 	until   time.Time // until then those that refused are not asked again
+	lacking time.Time // since when no host has room for the guest; zero: one has
 }
 
 // New returns a Core that has seen nothing.

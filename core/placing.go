@@ -187,8 +187,15 @@ func (p *pass) place(key string, g *v1.Guest) {
 		if from == nil && !r.Standby {
 			room.refused = refused
 		}
+		if from != nil && p.lacksRoom(cluster, g, refused) {
+			return
+		}
 		p.refuse(key, g, refused)
 		return
+	}
+	if !avoid.lacking.IsZero() {
+		avoid.lacking = time.Time{}
+		p.avoid[g.Meta.Uid] = avoid
 	}
 	p.grant(key, g, cluster, room.view[chosen].Name, from)
 	room.view[chosen].Place(g.Shape)

@@ -196,11 +196,39 @@ func (p *pass) restoreLater(cluster *v1.Cluster, g *v1.Guest) {
 		avoid.rounds++
 		p.avoid[g.Meta.Uid] = avoid
 	}
+	p.restoreAgain(cluster, "is restored again at %s at the earliest: no host can restore guest %s now (%s)", avoid.until.UTC().Format("15:04:05 MST"), g.Meta.Name, g.Message)
+}
+
+// lackingFor is how long the other guests of a restore keep their memory while no host has room for one. A host that was
+// lost may be back by then.
+const lackingFor = time.Minute
+
+// lacksRoom notes that no host has room for a guest of a restore that has begun. After lackingFor it lets the restore begin
+// again when all guests have a place, and returns true: two such restores could wait for each other's memory.
+func (p *pass) lacksRoom(cluster *v1.Cluster, g *v1.Guest, why string) bool {
+	if p.changed(cluster) {
+		return false
+	}
+	avoid := p.avoided(g)
+	again := !avoid.lacking.IsZero() && p.Now.Sub(avoid.lacking) >= lackingFor
+	switch {
+	case again:
+		avoid.lacking = time.Time{}
+		p.restoreAgain(cluster, "is restored again when hosts have room for all its guests: guest %s has had no place for %s (%s)", g.Meta.Name, lackingFor, why)
+	case avoid.lacking.IsZero() || p.Now.Before(avoid.lacking): // the clock may have been set back since
+		avoid.restore, avoid.lacking = cluster.Restore.Id, p.Now
+	}
+	p.avoid[g.Meta.Uid] = avoid
+	return again
+}
+
+// restoreAgain lets a restore begin again, with an event that says why.
+func (p *pass) restoreAgain(cluster *v1.Cluster, event string, args ...any) {
 	update := proto.CloneOf(cluster)
 	update.Restore.State = v1.RestoreState_RESTORE_STATE_ENDING
 	var c Change
 	c.write(Update, update)
-	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "is restored again at %s at the earliest: no host can restore guest %s now (%s)", avoid.until.UTC().Format("15:04:05 MST"), g.Meta.Name, g.Message)
+	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, event, args...)
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 

@@ -152,6 +152,33 @@ func TestOtherGuestsDoNotTakeTheRoomOfARestore(t *testing.T) {
 	}
 }
 
+// If a restore has lost the room for a guest, the other guests do not keep their memory for ever.
+func TestARestoreThatHasLostItsRoomBeginsAgain(t *testing.T) {
+	h := suspended(t, 2)
+	h.ownerLeaves("b1")
+	h.ownersBack(0.1, "b1")
+	h.pass(time.Second)
+	g := proto.CloneOf(h.objects.Guests["md-1"])
+	g.Host = ""
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, g}}})
+	h.pass(time.Second)
+	h.pass(lackingFor - time.Second)
+	if ending(h.objects.Clusters["md"]) || h.objects.Guests["md-0"].Host != "b1" {
+		t.Fatalf("too early: %v, md-0 %v", h.objects.Clusters["md"].Restore, h.objects.Guests["md-0"])
+	}
+	orders := h.pass(time.Second)
+	if !ending(h.objects.Clusters["md"]) || orders["b1"].Guests[0].Role != v1.GuestRole_GUEST_ROLE_ABSENT {
+		t.Fatalf("after a minute: %v, b1's orders are %v", h.objects.Clusters["md"].Restore, orders["b1"].Guests)
+	}
+	h.releaseAll()
+	h.ownerLeaves("b1")
+	for name, g := range h.objects.Guests {
+		if g.Host != "b1" {
+			t.Errorf("%s has no place though there is room: %s", name, g.Message)
+		}
+	}
+}
+
 // A cluster is not suspended before its files are copied to other hosts, but after suspendCopied it is suspended all the
 // same.
 func TestFilesAreCopiedBeforeAClusterIsSuspended(t *testing.T) {
