@@ -289,3 +289,20 @@ func TestAHostWithoutRoomForACheckpointRefusesTheGuest(t *testing.T) {
 		t.Errorf("its state, which does not fit, is written: %v", err)
 	}
 }
+
+// An order to restore that names no checkpoint waits for a file that never comes.
+func TestAnOrderWithoutACheckpointRestoresNothing(t *testing.T) {
+	dir := t.TempDir()
+	k := newKeeper(t, dir)
+	key := fileKey{"c", "g"}
+	f := written(t, k, key)
+	k = newKeeper(t, dir)
+	order := &v1.RestoreOrder{Id: "r", CheckpointId: "c", File: f.proto()}
+	if !k.has(order, "g") {
+		t.Error("the file is not here")
+	}
+	order.CheckpointId = ""
+	if k.has(order, "g") || k.lacks(order, "g") != nil {
+		t.Error("the host does not wait")
+	}
+}

@@ -2,10 +2,12 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
@@ -87,6 +89,51 @@ func TestAGuestIsRestoredFromAChain(t *testing.T) {
 	}
 	if restored != 2 {
 		t.Errorf("%d guests are restored", restored)
+	}
+}
+
+// If a file of a chain is lost during a restore, no host restores a guest or a volume without it. Hosts wait until the restore is
+// given up.
+func TestNothingIsRestoredWithoutAFileOfItsChain(t *testing.T) {
+	h := inUse(t)
+	h.builds("md-c1", "md-c2")
+	for name, base := range map[string]string{"md-c1": "", "md-c2": "sha256:md-c1data"} {
+		file := &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + name + "data", Size: 1 << 20}, StateBytes: 2 << 20, Base: base, Hosts: []string{"a1"}}
+		h.objects.Checkpoints[name].Volume = &v1.CheckpointMember{Guest: "data", GuestUid: "uid-data", Host: "a2", File: file}
+		h.files["a1"] = append(h.files["a1"], &v1.CheckpointObserved{CheckpointId: "uid-" + name, GuestUid: "uid-data", File: file,
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN})
+	}
+	h.core = h.core.Fresh() // it has not seen the checkpoints come
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md"); return c, err })
+	h.releaseAll()
+	restores := func(orders map[string]*v1.HostWanted) (list []string) {
+		for _, host := range sortedKeys(orders) {
+			for _, w := range orders[host].Guests {
+				list = append(list, fmt.Sprintf("%s from %q and %d bases", w.Name, w.Restore.GetCheckpointId(), len(w.Restore.GetBases())))
+			}
+			for _, w := range orders[host].Volumes {
+				if w.Restore.GetId() != h.objects.Clusters["md"].Restore.Id {
+					t.Errorf("the volume's order is of restore %q", w.Restore.GetId())
+				}
+				list = append(list, fmt.Sprintf("%s from %q and %d bases", w.Uid, w.Restore.GetCheckpointId(), len(w.Restore.GetBases())))
+			}
+		}
+		slices.Sort(list)
+		return list
+	}
+	if got, want := restores(h.pass(time.Second)), []string{`md-1 from "uid-md-c2" and 1 bases`, `uid-data from "uid-md-c2" and 1 bases`}; !slices.Equal(got, want) {
+		t.Fatalf("restored are %q", got)
+	}
+	lost := proto.CloneOf(h.objects.Checkpoints["md-c1"])
+	lost.State = v1.CheckpointState_CHECKPOINT_STATE_DAMAGED
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, lost}}})
+	d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports()})
+	if got, want := restores(d.Orders), []string{`md-1 from "" and 0 bases`, `uid-data from "" and 0 bases`}; !slices.Equal(got, want) {
+		t.Errorf("afterwards restored are %q", got)
+	}
+	h.pass(time.Second)
+	if r := h.objects.Clusters["md"].Restore; r.State != v1.RestoreState_RESTORE_STATE_FAILED {
+		t.Errorf("the restore is %v", r)
 	}
 }
 

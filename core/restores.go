@@ -455,9 +455,16 @@ func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 	return p.orderToRestore(p.Clusters[g.Cluster], c, m)
 }
 
+// orderToRestore returns the order to restore a member from a checkpoint. If a file on which the member's file builds is lost,
+// the order names no checkpoint, and the host waits until the restore is given up. Without an order to restore, the host would
+// serve an out-of-date disk of a volume.
 func (p *pass) orderToRestore(of origin, c *v1.Checkpoint, m *v1.CheckpointMember) *v1.RestoreOrder {
-	order := &v1.RestoreOrder{Id: of.GetRestore().GetId(), CheckpointId: c.Meta.Uid, Key: of.GetCheckpointKey(), File: fileOnly(m.File)}
-	chain, _ := p.chain(c, m)
+	order := &v1.RestoreOrder{Id: of.GetRestore().GetId(), Key: of.GetCheckpointKey(), File: fileOnly(m.File)}
+	chain, whole := p.chain(c, m)
+	if !whole {
+		return order
+	}
+	order.CheckpointId = c.Meta.Uid
 	for _, base := range slices.Backward(chain[1:]) {
 		order.Bases = append(order.Bases, &v1.BaseFile{CheckpointId: base.checkpoint.Meta.Uid, File: fileOnly(base.member.File)})
 	}

@@ -1155,8 +1155,8 @@ func (x *VolumeTransfer) GetHandOver() bool {
 // RestoreOrder names the file from which a guest or a volume is restored. The host fetches it as HostWanted.checkpoints says.
 type RestoreOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of the restore
-	CheckpointId  string                 `protobuf:"bytes,2,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                         // of the restore
+	CheckpointId  string                 `protobuf:"bytes,2,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"` // empty: a file on which the file builds is lost, and the host waits
 	File          *CheckpointFile        `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
 	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`     // age identity that opens the files
 	Bases         []*BaseFile            `protobuf:"bytes,5,rep,name=bases,proto3" json:"bases,omitempty"` // on which the file builds, the one that has all of a state first
