@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -38,14 +39,36 @@ func volumeHosts(v *v1.Volume) []string {
 	return []string{v.Host}
 }
 
-// VolumesLeave reports whether volumes move away from a host.
-func VolumesLeave(s *Objects, host string) bool {
-	for _, v := range s.Volumes {
-		if v.Host == host && volumeMoves(v) {
-			return true
+// VolumesLeft returns the volumes that are still on a host that is drained, by name: with their files, or because they move
+// there. A volume that is being deleted is not among them.
+func VolumesLeft(s *Objects, r Reports, host string) (list []*v1.HostVolume) {
+	report, _, _ := r.Observed(host)
+	for _, name := range sortedKeys(s.Volumes) {
+		v := s.Volumes[name]
+		seen, m := volumeOn(report, v.Meta.Uid), v.Move
+		if v.Meta.Deleting != nil || seen == nil && !slices.Contains(volumeHosts(v), host) {
+			continue
 		}
+		left := &v1.HostVolume{Name: name}
+		switch {
+		case volumeMoves(v) && v.Host == host:
+			left.Message = strings.TrimSuffix(fmt.Sprintf("moves to host %s: %s", m.Target, m.Message), ": ")
+		case volumeMoves(v) && m.Target == host:
+			left.Message = "stops moving here from host " + v.Host
+		case v.Host != host:
+			left.Message = "is on host " + v.Host + "; the old disk is not deleted yet"
+		case v.State == v1.VolumeState_VOLUME_STATE_READY && v.Message != "":
+			left.Stays, left.Message = true, v.Message
+		case !seen.GetReady():
+			left.Message = "waits until it is served: " + cmp.Or(v.Message, seen.GetMessage(), "host "+host+" does not serve it")
+		case m.GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED && m.Source == host:
+			left.Message = fmt.Sprintf("has not moved to host %s, which will be tried again: %s", m.Target, m.Message)
+		default:
+			left.Message = "is about to move"
+		}
+		list = append(list, left)
 	}
-	return false
+	return list
 }
 
 // newVolumeMove returns the beginning of a move of a volume.
@@ -220,23 +243,36 @@ func (p *pass) takeVolumeBack(v, update *v1.Volume) {
 	update.TakeBack = given.Move
 }
 
-// moveVolumeAway begins to move a volume from a host that is drained, if another host has room.
+// moveVolumeAway begins to move a volume from a host that is drained. If it cannot, the volume's message says why it stays.
 func (p *pass) moveVolumeAway(c *Change, v, update *v1.Volume) {
 	host := p.Hosts[v.Host]
 	report, _, connected := p.Observed(v.Host)
-	seen := volumeOn(report, v.Meta.Uid)
-	if host == nil || !host.Draining || host.Meta.Deleting != nil || !connected || !report.GetMovesVolumes() || !seen.GetReady() ||
-		v.State != v1.VolumeState_VOLUME_STATE_READY || v.Meta.Deleting != nil || volumeMoves(v) || p.volumeRestoredFrom(v) != nil {
+	if v.State != v1.VolumeState_VOLUME_STATE_READY || v.Meta.Deleting != nil || volumeMoves(v) || p.volumeRestoredFrom(v) != nil {
+		return
+	}
+	if !host.GetDraining() || host.Meta.Deleting != nil {
+		update.Message = ""
+		return
+	}
+	if !connected || !volumeOn(report, v.Meta.Uid).GetReady() {
 		return
 	}
 	if ended := v.Move.GetEnded(); ended != nil && v.Move.State != v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE && p.Now.Before(ended.AsTime().Add(retryVolumeMove)) {
 		p.again = earlier(p.again, ended.AsTime().Add(retryVolumeMove))
 		return
 	}
-	target, _ := p.volumeHost(v, true)
+	target, why := "", "the agent of that host is of an older version"
+	if report.GetMovesVolumes() {
+		target, why = p.volumeHost(v, true)
+	}
 	if target == "" {
+		if m := v.Move; m.GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED && m.Source == v.Host {
+			why += "; its last move failed: " + m.Message
+		}
+		update.Message = "stays on host " + v.Host + ", which is drained: " + why
 		return
 	}
+	update.Message = ""
 	update.Move = newVolumeMove(v, target, "host "+v.Host+" is being drained", p.Now)
 	c.write(Expect, host)
 	c.write(Expect, p.Hosts[target])

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -309,6 +310,56 @@ func TestAVolumeLeavesAHostThatIsDrained(t *testing.T) {
 	h.pass(time.Second)
 	if m := h.data().Move; m.GetState() != copying || m.Target == "a2" || m.Reason != "host a2 is being drained" {
 		t.Errorf("its move is %v", m)
+	}
+}
+
+// expectLeft fails the test unless a2, which is drained, still has volume data, or has no volume if message is empty.
+func (h *household) expectLeft(stays bool, message string) {
+	h.t.Helper()
+	var got []string
+	for _, v := range VolumesLeft(h.objects, h.reports(), "a2") {
+		got = append(got, fmt.Sprintf("%s stays=%v %s", v.Name, v.Stays, v.Message))
+	}
+	if text := strings.Join(got, "\n"); (text == "") != (message == "") || text != "" && !strings.HasPrefix(text, fmt.Sprintf("data stays=%v %s", stays, message)) {
+		h.t.Errorf("on a2 is %q", text)
+	}
+}
+
+// A drained host has a volume from the request on, until its old disk is deleted.
+func TestADrainedHostHasAVolumeUntilItsFileIsGone(t *testing.T) {
+	h := inUse(t)
+	h.change("a2", func(a2 *v1.Host) { a2.Draining = true })
+	h.expectLeft(false, "is about to move")
+	h.pass(time.Second)
+	to := h.data().Move.Target
+	h.expectLeft(false, "moves to host "+to)
+	v := proto.CloneOf(h.data())
+	v.Host, v.Move.State = to, moveDone
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+	h.expectLeft(false, "is on host "+to)
+	h.volumes["a2"] = nil
+	h.expectLeft(false, "")
+}
+
+// A volume for which no host has room stays, and says why. It moves later, or forgets that the host was drained.
+func TestAVolumeThatCannotLeaveADrainedHostSaysWhy(t *testing.T) {
+	h := inUse(t)
+	h.away = map[string]bool{"a1": true, "b1": true, "b2": true}
+	h.change("a2", func(a2 *v1.Host) { a2.Draining = true })
+	h.pass(time.Second)
+	h.expectLeft(true, "stays on host a2, which is drained: no host that is connected and keeps volumes has 2.0 GiB of disk free")
+	h.change("a2", func(a2 *v1.Host) { a2.Draining = false })
+	h.pass(time.Second)
+	if v := h.data(); v.Message != "" {
+		t.Errorf("the volume says %q", v.Message)
+	}
+	h.change("a2", func(a2 *v1.Host) { a2.Draining = true })
+	h.pass(time.Second)
+	h.away = nil
+	h.pass(time.Second)
+	h.expectLeft(false, "moves to host ")
+	if v := h.data(); v.Message != "" {
+		t.Errorf("the volume that moves says %q", v.Message)
 	}
 }
 

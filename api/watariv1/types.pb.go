@@ -2367,8 +2367,10 @@ type Host struct {
 	LastSeen *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
 	Problems []string               `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"` // what is wrong on it, as its agent says; for administrators
 	// sample: what it is used for now, with the caller's guests; what the owner does is for administrators. Unset: not measured.
-	Sample        *HostSample `protobuf:"bytes,15,opt,name=sample,proto3" json:"sample,omitempty"`
-	Quarantine    *Quarantine `protobuf:"bytes,16,opt,name=quarantine,proto3" json:"quarantine,omitempty"` // stored; unset: there is none
+	Sample     *HostSample `protobuf:"bytes,15,opt,name=sample,proto3" json:"sample,omitempty"`
+	Quarantine *Quarantine `protobuf:"bytes,16,opt,name=quarantine,proto3" json:"quarantine,omitempty"` // stored; unset: there is none
+	// volumes: those that a host which is drained still has, for administrators. Observed, never stored.
+	Volumes       []*HostVolume `protobuf:"bytes,17,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2515,6 +2517,74 @@ func (x *Host) GetQuarantine() *Quarantine {
 	return nil
 }
 
+func (x *Host) GetVolumes() []*HostVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// HostVolume is a volume that is still on a host which is drained.
+type HostVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Stays         bool                   `protobuf:"varint,2,opt,name=stays,proto3" json:"stays,omitempty"`    // it cannot move now; false: it moves, or is about to
+	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"` // what it waits for, or why it stays
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostVolume) Reset() {
+	*x = HostVolume{}
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostVolume) ProtoMessage() {}
+
+func (x *HostVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostVolume.ProtoReflect.Descriptor instead.
+func (*HostVolume) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HostVolume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HostVolume) GetStays() bool {
+	if x != nil {
+		return x.Stays
+	}
+	return false
+}
+
+func (x *HostVolume) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Quarantine says that a host is not trusted any more. Until it is cut off, its guests are moved away.
 type Quarantine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2527,7 +2597,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2539,7 +2609,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2552,7 +2622,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Quarantine) GetSince() *timestamppb.Timestamp {
@@ -2591,7 +2661,7 @@ type RelayedPeer struct {
 
 func (x *RelayedPeer) Reset() {
 	*x = RelayedPeer{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2673,7 @@ func (x *RelayedPeer) String() string {
 func (*RelayedPeer) ProtoMessage() {}
 
 func (x *RelayedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2686,7 @@ func (x *RelayedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayedPeer.ProtoReflect.Descriptor instead.
 func (*RelayedPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RelayedPeer) GetPeer() string {
@@ -2673,7 +2743,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2755,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2768,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Withdrawal) GetPolicy() string {
@@ -2736,7 +2806,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2818,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2831,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -2803,7 +2873,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2885,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2898,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2866,7 +2936,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +2948,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +2961,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2982,7 +3052,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3064,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3077,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -3051,7 +3121,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3133,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3146,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -3176,7 +3246,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3258,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3271,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Mount) GetServer() string {
@@ -3249,7 +3319,7 @@ type Storage struct {
 
 func (x *Storage) Reset() {
 	*x = Storage{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3331,7 @@ func (x *Storage) String() string {
 func (*Storage) ProtoMessage() {}
 
 func (x *Storage) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3344,7 @@ func (x *Storage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Storage.ProtoReflect.Descriptor instead.
 func (*Storage) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Storage) GetMeta() *Meta {
@@ -3364,7 +3434,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3446,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3459,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -3542,7 +3612,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +3624,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +3637,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -3733,7 +3803,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3815,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3828,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -3843,7 +3913,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +3925,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +3938,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -4045,7 +4115,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4127,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4140,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckpointFile) GetBlob() *Blob {
@@ -4120,7 +4190,7 @@ type CheckpointMember struct {
 
 func (x *CheckpointMember) Reset() {
 	*x = CheckpointMember{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4132,7 +4202,7 @@ func (x *CheckpointMember) String() string {
 func (*CheckpointMember) ProtoMessage() {}
 
 func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4145,7 +4215,7 @@ func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
 func (*CheckpointMember) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckpointMember) GetGuest() string {
@@ -4222,7 +4292,7 @@ type CheckpointRun struct {
 
 func (x *CheckpointRun) Reset() {
 	*x = CheckpointRun{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4234,7 +4304,7 @@ func (x *CheckpointRun) String() string {
 func (*CheckpointRun) ProtoMessage() {}
 
 func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4247,7 +4317,7 @@ func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRun.ProtoReflect.Descriptor instead.
 func (*CheckpointRun) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CheckpointRun) GetRun() string {
@@ -4292,7 +4362,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4374,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4387,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -4469,7 +4539,7 @@ type Verification struct {
 
 func (x *Verification) Reset() {
 	*x = Verification{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4551,7 @@ func (x *Verification) String() string {
 func (*Verification) ProtoMessage() {}
 
 func (x *Verification) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4564,7 @@ func (x *Verification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verification.ProtoReflect.Descriptor instead.
 func (*Verification) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Verification) GetId() string {
@@ -4558,7 +4628,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4640,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4653,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -4626,7 +4696,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4638,7 +4708,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4651,7 +4721,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Restore) GetId() string {
@@ -4732,7 +4802,7 @@ type Volume struct {
 	SizeBytes           uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Host                string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that has the disk; empty: none has been chosen yet
 	State               VolumeState            `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeState" json:"state,omitempty"`
-	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, for people
+	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, or stays on a host that is drained, for people
 	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk; set in answers, not stored
@@ -4751,7 +4821,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4833,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4846,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Volume) GetMeta() *Meta {
@@ -4914,7 +4984,7 @@ type VolumeMove struct {
 
 func (x *VolumeMove) Reset() {
 	*x = VolumeMove{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4926,7 +4996,7 @@ func (x *VolumeMove) String() string {
 func (*VolumeMove) ProtoMessage() {}
 
 func (x *VolumeMove) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4939,7 +5009,7 @@ func (x *VolumeMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
 func (*VolumeMove) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeMove) GetId() string {
@@ -5056,7 +5126,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5068,7 +5138,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5081,7 +5151,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -5144,7 +5214,7 @@ type VolumeObserved struct {
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5226,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5239,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -5254,7 +5324,7 @@ type VolumeSending struct {
 
 func (x *VolumeSending) Reset() {
 	*x = VolumeSending{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5266,7 +5336,7 @@ func (x *VolumeSending) String() string {
 func (*VolumeSending) ProtoMessage() {}
 
 func (x *VolumeSending) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5279,7 +5349,7 @@ func (x *VolumeSending) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSending.ProtoReflect.Descriptor instead.
 func (*VolumeSending) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeSending) GetMove() string {
@@ -5353,7 +5423,7 @@ type VolumeGivenUp struct {
 
 func (x *VolumeGivenUp) Reset() {
 	*x = VolumeGivenUp{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5365,7 +5435,7 @@ func (x *VolumeGivenUp) String() string {
 func (*VolumeGivenUp) ProtoMessage() {}
 
 func (x *VolumeGivenUp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5378,7 +5448,7 @@ func (x *VolumeGivenUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeGivenUp.ProtoReflect.Descriptor instead.
 func (*VolumeGivenUp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VolumeGivenUp) GetMove() string {
@@ -5432,7 +5502,7 @@ type VolumeCopyObserved struct {
 
 func (x *VolumeCopyObserved) Reset() {
 	*x = VolumeCopyObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5444,7 +5514,7 @@ func (x *VolumeCopyObserved) String() string {
 func (*VolumeCopyObserved) ProtoMessage() {}
 
 func (x *VolumeCopyObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5457,7 +5527,7 @@ func (x *VolumeCopyObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeCopyObserved.ProtoReflect.Descriptor instead.
 func (*VolumeCopyObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *VolumeCopyObserved) GetUid() string {
@@ -5522,7 +5592,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +5604,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +5617,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -5640,7 +5710,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5652,7 +5722,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5665,7 +5735,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -5715,7 +5785,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5727,7 +5797,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5740,7 +5810,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -5838,7 +5908,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5850,7 +5920,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5863,7 +5933,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -5986,7 +6056,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5998,7 +6068,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6011,7 +6081,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -6070,7 +6140,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6152,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6165,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -6146,7 +6216,7 @@ type Site struct {
 
 func (x *Site) Reset() {
 	*x = Site{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6158,7 +6228,7 @@ func (x *Site) String() string {
 func (*Site) ProtoMessage() {}
 
 func (x *Site) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6171,7 +6241,7 @@ func (x *Site) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Site.ProtoReflect.Descriptor instead.
 func (*Site) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Site) GetMeta() *Meta {
@@ -6213,7 +6283,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6225,7 +6295,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6238,7 +6308,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -6323,7 +6393,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6405,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6418,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -6423,7 +6493,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6435,7 +6505,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6448,7 +6518,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Event) GetId() uint64 {
@@ -6519,7 +6589,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6531,7 +6601,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6544,7 +6614,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -6624,7 +6694,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6636,7 +6706,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6649,7 +6719,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -6700,7 +6770,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6782,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6795,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -6767,7 +6837,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6779,7 +6849,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6792,7 +6862,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -6825,7 +6895,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +6907,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +6920,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6893,7 +6963,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6905,7 +6975,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6918,7 +6988,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -6952,7 +7022,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6964,7 +7034,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6977,7 +7047,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -7055,7 +7125,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7067,7 +7137,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7080,7 +7150,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -7279,7 +7349,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xfb\x04\n" +
+	"\x0e_terminal_idle\"\xac\x05\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -7301,7 +7371,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\x125\n" +
 	"\n" +
 	"quarantine\x18\x10 \x01(\v2\x15.watari.v1.QuarantineR\n" +
-	"quarantine\"\xa5\x01\n" +
+	"quarantine\x12/\n" +
+	"\avolumes\x18\x11 \x03(\v2\x15.watari.v1.HostVolumeR\avolumes\"P\n" +
+	"\n" +
+	"HostVolume\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05stays\x18\x02 \x01(\bR\x05stays\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xa5\x01\n" +
 	"\n" +
 	"Quarantine\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
@@ -7910,7 +7986,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -7946,59 +8022,60 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*GuestTraffic)(nil),          // 31: watari.v1.GuestTraffic
 	(*OwnerActivity)(nil),         // 32: watari.v1.OwnerActivity
 	(*Host)(nil),                  // 33: watari.v1.Host
-	(*Quarantine)(nil),            // 34: watari.v1.Quarantine
-	(*RelayedPeer)(nil),           // 35: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 36: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 37: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 38: watari.v1.Blob
-	(*Image)(nil),                 // 39: watari.v1.Image
-	(*GuestShape)(nil),            // 40: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 41: watari.v1.ClusterSpec
-	(*Mount)(nil),                 // 42: watari.v1.Mount
-	(*Storage)(nil),               // 43: watari.v1.Storage
-	(*Cluster)(nil),               // 44: watari.v1.Cluster
-	(*Guest)(nil),                 // 45: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 46: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 47: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 48: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 49: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 50: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 51: watari.v1.Checkpoint
-	(*Verification)(nil),          // 52: watari.v1.Verification
-	(*CheckpointPlan)(nil),        // 53: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 54: watari.v1.Restore
-	(*Volume)(nil),                // 55: watari.v1.Volume
-	(*VolumeMove)(nil),            // 56: watari.v1.VolumeMove
-	(*VolumeFacts)(nil),           // 57: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 58: watari.v1.VolumeObserved
-	(*VolumeSending)(nil),         // 59: watari.v1.VolumeSending
-	(*VolumeGivenUp)(nil),         // 60: watari.v1.VolumeGivenUp
-	(*VolumeCopyObserved)(nil),    // 61: watari.v1.VolumeCopyObserved
-	(*CheckpointObserved)(nil),    // 62: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 63: watari.v1.Policy
-	(*RunSpec)(nil),               // 64: watari.v1.RunSpec
-	(*Run)(nil),                   // 65: watari.v1.Run
-	(*Quota)(nil),                 // 66: watari.v1.Quota
-	(*User)(nil),                  // 67: watari.v1.User
-	(*Site)(nil),                  // 68: watari.v1.Site
-	(*AuditEntry)(nil),            // 69: watari.v1.AuditEntry
-	(*Token)(nil),                 // 70: watari.v1.Token
-	(*Event)(nil),                 // 71: watari.v1.Event
-	(*KeptConsole)(nil),           // 72: watari.v1.KeptConsole
-	(*Term)(nil),                  // 73: watari.v1.Term
-	(*Stamp)(nil),                 // 74: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 75: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 76: watari.v1.Hold
-	(*VouchedHost)(nil),           // 77: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 78: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 79: watari.v1.GuestFacts
-	nil,                           // 80: watari.v1.RunSpec.EnvEntry
-	nil,                           // 81: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
+	(*HostVolume)(nil),            // 34: watari.v1.HostVolume
+	(*Quarantine)(nil),            // 35: watari.v1.Quarantine
+	(*RelayedPeer)(nil),           // 36: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 37: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 38: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 39: watari.v1.Blob
+	(*Image)(nil),                 // 40: watari.v1.Image
+	(*GuestShape)(nil),            // 41: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 42: watari.v1.ClusterSpec
+	(*Mount)(nil),                 // 43: watari.v1.Mount
+	(*Storage)(nil),               // 44: watari.v1.Storage
+	(*Cluster)(nil),               // 45: watari.v1.Cluster
+	(*Guest)(nil),                 // 46: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 47: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 48: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 49: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 50: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 51: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 52: watari.v1.Checkpoint
+	(*Verification)(nil),          // 53: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 54: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 55: watari.v1.Restore
+	(*Volume)(nil),                // 56: watari.v1.Volume
+	(*VolumeMove)(nil),            // 57: watari.v1.VolumeMove
+	(*VolumeFacts)(nil),           // 58: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 59: watari.v1.VolumeObserved
+	(*VolumeSending)(nil),         // 60: watari.v1.VolumeSending
+	(*VolumeGivenUp)(nil),         // 61: watari.v1.VolumeGivenUp
+	(*VolumeCopyObserved)(nil),    // 62: watari.v1.VolumeCopyObserved
+	(*CheckpointObserved)(nil),    // 63: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 64: watari.v1.Policy
+	(*RunSpec)(nil),               // 65: watari.v1.RunSpec
+	(*Run)(nil),                   // 66: watari.v1.Run
+	(*Quota)(nil),                 // 67: watari.v1.Quota
+	(*User)(nil),                  // 68: watari.v1.User
+	(*Site)(nil),                  // 69: watari.v1.Site
+	(*AuditEntry)(nil),            // 70: watari.v1.AuditEntry
+	(*Token)(nil),                 // 71: watari.v1.Token
+	(*Event)(nil),                 // 72: watari.v1.Event
+	(*KeptConsole)(nil),           // 73: watari.v1.KeptConsole
+	(*Term)(nil),                  // 74: watari.v1.Term
+	(*Stamp)(nil),                 // 75: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 76: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 77: watari.v1.Hold
+	(*VouchedHost)(nil),           // 78: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 79: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 80: watari.v1.GuestFacts
+	nil,                           // 81: watari.v1.RunSpec.EnvEntry
+	nil,                           // 82: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 83: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	82,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	82,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	83,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	83,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -8008,8 +8085,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	82,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	82,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	83,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	83,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -8018,113 +8095,114 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	31,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
 	18,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	25,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	36,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	35,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	37,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	36,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	27,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	82,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	83,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	28,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	34,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
-	82,  // 28: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	82,  // 29: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	82,  // 30: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	82,  // 31: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	82,  // 32: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	18,  // 33: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	18,  // 34: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	38,  // 35: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	38,  // 36: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	38,  // 37: watari.v1.Image.root:type_name -> watari.v1.Blob
-	40,  // 38: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,   // 39: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	3,   // 40: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	42,  // 41: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
-	18,  // 42: watari.v1.Storage.meta:type_name -> watari.v1.Meta
-	18,  // 43: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	41,  // 44: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	24,  // 45: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	4,   // 46: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	53,  // 47: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	54,  // 48: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	82,  // 49: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	18,  // 50: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	40,  // 51: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	82,  // 52: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	24,  // 53: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 54: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	18,  // 55: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 56: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	46,  // 57: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	82,  // 58: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	82,  // 59: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	82,  // 60: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	38,  // 61: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	48,  // 62: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	24,  // 63: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	18,  // 64: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 65: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	49,  // 66: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	82,  // 67: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	82,  // 68: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	82,  // 69: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	50,  // 70: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	49,  // 71: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	52,  // 72: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	10,  // 73: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	82,  // 74: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	82,  // 75: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 76: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	82,  // 77: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	82,  // 78: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	18,  // 79: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	13,  // 80: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	53,  // 81: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	54,  // 82: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	82,  // 83: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	56,  // 84: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
-	12,  // 85: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	82,  // 86: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	82,  // 87: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
-	57,  // 88: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	59,  // 89: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
-	60,  // 90: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
-	9,   // 91: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	48,  // 92: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	18,  // 93: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	80,  // 94: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	15,  // 95: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	18,  // 96: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	64,  // 97: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	14,  // 98: watari.v1.Run.state:type_name -> watari.v1.RunState
-	82,  // 99: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	82,  // 100: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	81,  // 101: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 102: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 103: watari.v1.User.role:type_name -> watari.v1.Role
-	66,  // 104: watari.v1.User.quota:type_name -> watari.v1.Quota
-	82,  // 105: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 106: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	82,  // 107: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 108: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	82,  // 109: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	82,  // 110: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 111: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	82,  // 112: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	82,  // 113: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	74,  // 114: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 115: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	75,  // 116: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	75,  // 117: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	77,  // 118: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	41,  // 119: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	78,  // 120: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	40,  // 121: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 122: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	123, // [123:123] is the sub-list for method output_type
-	123, // [123:123] is the sub-list for method input_type
-	123, // [123:123] is the sub-list for extension type_name
-	123, // [123:123] is the sub-list for extension extendee
-	0,   // [0:123] is the sub-list for field type_name
+	35,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
+	34,  // 28: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
+	83,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	83,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	83,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	83,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	83,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	18,  // 34: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	18,  // 35: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	39,  // 36: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	39,  // 37: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	39,  // 38: watari.v1.Image.root:type_name -> watari.v1.Blob
+	41,  // 39: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,   // 40: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	3,   // 41: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
+	43,  // 42: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
+	18,  // 43: watari.v1.Storage.meta:type_name -> watari.v1.Meta
+	18,  // 44: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	42,  // 45: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	24,  // 46: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,   // 47: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	54,  // 48: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	55,  // 49: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	83,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	18,  // 51: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	41,  // 52: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	83,  // 53: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	24,  // 54: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 55: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	18,  // 56: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 57: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	47,  // 58: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	83,  // 59: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	83,  // 60: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	83,  // 61: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	39,  // 62: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	49,  // 63: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	24,  // 64: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	18,  // 65: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 66: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	50,  // 67: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	83,  // 68: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	83,  // 69: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	83,  // 70: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	51,  // 71: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	50,  // 72: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	53,  // 73: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	10,  // 74: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	83,  // 75: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	83,  // 76: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 77: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	83,  // 78: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	83,  // 79: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 80: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 81: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	54,  // 82: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	55,  // 83: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	83,  // 84: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	57,  // 85: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	12,  // 86: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	83,  // 87: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	83,  // 88: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	58,  // 89: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	60,  // 90: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	61,  // 91: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 92: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	49,  // 93: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 94: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	81,  // 95: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 96: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 97: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	65,  // 98: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 99: watari.v1.Run.state:type_name -> watari.v1.RunState
+	83,  // 100: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	83,  // 101: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	82,  // 102: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 103: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 104: watari.v1.User.role:type_name -> watari.v1.Role
+	67,  // 105: watari.v1.User.quota:type_name -> watari.v1.Quota
+	83,  // 106: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 107: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	83,  // 108: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 109: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	83,  // 110: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	83,  // 111: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 112: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	83,  // 113: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	83,  // 114: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	75,  // 115: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 116: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	76,  // 117: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	76,  // 118: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	78,  // 119: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	42,  // 120: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	79,  // 121: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 122: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 123: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -8139,7 +8217,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -52,7 +52,7 @@ func (s *Server) hostView(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 		h.Sample = shownSample(c, snap, s.History.Latest(h.Meta.Name))
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
 		if !c.admin {
-			h.Problems = nil // they may name guests of others
+			h.Problems, h.Volumes = nil, nil // they may name guests and volumes of others
 			hideOwner(h)
 		}
 	}

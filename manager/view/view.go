@@ -60,19 +60,23 @@ func host(s *core.Objects, r core.Reports, name string, guests []string, relays 
 	} else if since.IsZero() {
 		h.LastSeen = nil
 	}
-	h.State = hostState(h, connected, h.Draining && core.VolumesLeave(s, name))
+	if h.Draining {
+		h.Volumes = core.VolumesLeft(s, r, name)
+	}
+	h.State = hostState(h, connected)
 	h.Relayed = relays[name]
 	return h
 }
 
-// hostState returns the state of a host. leave: volumes move away from it.
-func hostState(h *v1.Host, connected, leave bool) v1.HostState {
+// hostState returns the state of a host with its guests and volumes. Volumes that cannot move do not keep it from being drained.
+func hostState(h *v1.Host, connected bool) v1.HostState {
+	leaves := func(v *v1.HostVolume) bool { return !v.Stays }
 	switch {
 	case h.Quarantine.GetCutOff() != nil:
 		return v1.HostState_HOST_STATE_QUARANTINED
 	case !connected:
 		return v1.HostState_HOST_STATE_UNREACHABLE
-	case h.Draining && (len(h.Guests) > 0 || leave):
+	case h.Draining && (len(h.Guests) > 0 || slices.ContainsFunc(h.Volumes, leaves)):
 		return v1.HostState_HOST_STATE_DRAINING
 	case h.Draining:
 		return v1.HostState_HOST_STATE_DRAINED

@@ -36,3 +36,14 @@ func TestAllHostsAreAsEachOfThem(t *testing.T) {
 		t.Error("there is a host c1")
 	}
 }
+
+func TestAHostIsDrainedWhenNoVolumeThatCanMoveIsOnIt(t *testing.T) {
+	h := &v1.Host{Draining: true, Volumes: []*v1.HostVolume{{Name: "data"}, {Name: "old", Stays: true}}}
+	if state := hostState(h, true); state != v1.HostState_HOST_STATE_DRAINING {
+		t.Errorf("with a volume that moves: %v", state)
+	}
+	h.Volumes = h.Volumes[1:]
+	if state := hostState(h, true); state != v1.HostState_HOST_STATE_DRAINED {
+		t.Errorf("with a volume that stays: %v", state)
+	}
+}

@@ -21,8 +21,9 @@ func newDrain(env *cli.Env) *cobra.Command {
 		Use:   "drain HOST",
 		Short: "Move all guests away from a host and place none there until --undo",
 		Long: "Drain a host: its guests migrate live to other hosts, and no guest is placed there until --undo. Runs " +
-			"continue. Guests for which no other host has room stay on the host and are listed. Volumes move to hosts with room, too, or stay; " +
-			"`watari volume list` shows where they are.",
+			"continue. Guests for which no other host has room stay on the host and are listed. Volumes move to hosts with room, too.\n\n" +
+			"With --wait, the command waits until the guests have left, and the files of volumes. It does not wait for a volume that " +
+			"cannot move, but says why; the volume moves later if that becomes possible.",
 		Example:           "  watari host drain a1 --wait\n  watari host drain a1 --undo",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -31,7 +32,7 @@ func newDrain(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().BoolVar(&undo, "undo", false, "let the host run guests again")
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the host has no guests, and no volume moves away")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the guests have left, and the volumes that can move")
 	return command
 }
 
@@ -72,11 +73,7 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 		case !host.GetDraining():
 			return false, fmt.Errorf("draining was undone meanwhile")
 		}
-		left := "volumes move away from it"
-		if guests := host.GetGuests(); len(guests) > 0 {
-			left = fmt.Sprintf("%s left: %s", output.Count(len(guests), "guest"), strings.Join(guests, ", "))
-		}
-		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("host %s: %s", name, left)})
+		lines.Set(left(host)...)
 		return false, nil
 	})
 	if ctx.Err() != nil {
@@ -87,5 +84,26 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 		return fmt.Errorf("wait for host %s to be drained: %w", name, err)
 	}
 	lines.Clear()
+	for _, v := range host.GetVolumes() {
+		env.Notef("volume %s %s", v.GetName(), v.GetMessage())
+	}
 	return env.Done(host, "host %s is drained: no guest is on it", name)
+}
+
+// left describes what is still on a host that is drained.
+func left(host *v1.Host) []progress.Line {
+	name, guests := host.GetMeta().GetName(), host.GetGuests()
+	text := fmt.Sprintf("host %s: ", name)
+	if host.GetState() == v1.HostState_HOST_STATE_UNREACHABLE {
+		text += "out of reach, "
+	}
+	text += output.Count(len(guests), "guest") + " left"
+	if len(guests) > 0 {
+		text += ": " + strings.Join(guests, ", ")
+	}
+	lines := []progress.Line{{Key: name, Text: text}}
+	for _, v := range host.GetVolumes() {
+		lines = append(lines, progress.Line{Key: "volume " + v.GetName(), Text: fmt.Sprintf("  volume %s %s", v.GetName(), v.GetMessage())})
+	}
+	return lines
 }

@@ -50,6 +50,10 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 	if reason := info.GetAcceleration().GetReason(); reason != "" {
 		acceleration += ": " + reason
 	}
+	var volumes []string
+	for _, v := range h.GetVolumes() {
+		volumes = append(volumes, v.GetName()+" "+v.GetMessage())
+	}
 	output.Fields(w,
 		[2]string{"name", h.GetMeta().GetName()},
 		[2]string{"site", info.GetSite()},
@@ -68,6 +72,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"load", now},
 		[2]string{"moves", output.Moves(h.GetSample())},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
+		[2]string{"volumes left", strings.Join(volumes, "\n")},
 		[2]string{"address", address(info)},
 		[2]string{"relays", relays(env.Now(), h)},
 		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},

@@ -204,6 +204,30 @@ func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
 	}
 }
 
+func TestADrainWaitsForVolumesAndNamesThoseThatStay(t *testing.T) {
+	manager := (&stub.Manager{
+		Unary: func(context.Context, any) (any, error) { return &v1.DrainHostResponse{}, nil },
+		OnWatch: func(_ context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+			now := &v1.Host{Meta: meta("a1"), Draining: true, State: v1.HostState_HOST_STATE_DRAINING, Volumes: []*v1.HostVolume{
+				{Name: "data", Message: "moves to host b1"}, {Name: "old", Stays: true, Message: "stays on host a1, which is drained: no room"}}}
+			if err := send(&v1.WatchResponse{Host: now}); err != nil {
+				return err
+			}
+			return send(&v1.WatchResponse{Host: &v1.Host{Meta: meta("a1"), Draining: true, State: v1.HostState_HOST_STATE_DRAINED, Volumes: now.Volumes[1:]}})
+		},
+	}).Start(t)
+	result := manager.Run(t, "host", "drain", "a1", "--wait")
+	want := `host a1: 0 guests left
+  volume data moves to host b1
+  volume old stays on host a1, which is drained: no room
+volume old stays on host a1, which is drained: no room
+host a1 is drained: no guest is on it
+`
+	if result.Status != 0 || result.Err != want {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
 func TestChangesAreShownToProgramsAsObjects(t *testing.T) {
 	manager := (&stub.Manager{
 		Unary: func(_ context.Context, request any) (any, error) {
