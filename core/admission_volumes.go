@@ -5,6 +5,9 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -104,35 +107,39 @@ func (a *Admission) unused(v *v1.Volume) error {
 
 // RestoreVolume begins to put a volume that no cluster uses back to a snapshot. asked is the name of the snapshot, or of the
 // volume for its latest snapshot. host is the host that gets the volume; empty: the present host, or another one if that was
-// removed. It returns the volume's name.
-func (a *Admission) RestoreVolume(asked, host string) (change Change, name string, err error) {
+// removed. It returns the volume's name, and a note if a later snapshot cannot be read now.
+func (a *Admission) RestoreVolume(asked, host string) (change Change, name, note string, err error) {
 	var c *v1.Checkpoint
 	if v := a.Volumes[asked]; v != nil && a.Caller.Owns(v.Meta) {
-		if c = latestCheckpoint(a.Objects, v, nil); c == nil {
-			return change, "", precondition("volume %s has no snapshot; `watari volume snapshot %s` makes one", asked, asked)
+		if c, note = a.latestReadable(v); c == nil {
+			return change, "", "", precondition("volume %s has no snapshot; `watari volume snapshot %s` makes one", asked, asked)
 		}
 	} else if c, err = a.wholeCheckpoint(asked); err != nil {
-		return change, "", err
+		return change, "", "", err
 	}
 	v, _ := originOf(a.Objects, c).(*v1.Volume)
 	switch {
 	case !isSnapshot(c):
-		return change, "", invalid("%s is a checkpoint of cluster %s, not a snapshot of a volume; `watari checkpoint restore %s` restores it", asked, c.Cluster, asked)
+		return change, "", "", invalid("%s is a checkpoint of cluster %s, not a snapshot of a volume; `watari checkpoint restore %s` restores it", asked, c.Cluster, asked)
 	case v == nil:
-		return change, "", precondition("volume %s, of which snapshot %s was made, no longer exists", c.Volume.Guest, asked)
+		return change, "", "", precondition("volume %s, of which snapshot %s was made, no longer exists", c.Volume.Guest, asked)
 	case v.Meta.Deleting != nil:
-		return change, "", precondition("volume %s is being deleted", v.Meta.Name)
+		return change, "", "", precondition("volume %s is being deleted", v.Meta.Name)
 	case host != "" && a.Hosts[host] == nil:
-		return change, "", Missing("host", host, a.Hosts)
+		return change, "", "", Missing("host", host, a.Hosts)
 	}
 	if err := a.unused(v); err != nil {
-		return change, "", err
+		return change, "", "", err
 	}
 	if err := staying(v); err != nil {
-		return change, "", err
+		return change, "", "", err
 	}
 	if restoring(v) && v.Restore.CheckpointUid == c.Meta.Uid && (host == "" || host == v.Host) && a.Now.Sub(v.Restore.Asked.AsTime()) < askedAgain {
-		return change, v.Meta.Name, nil
+		return change, v.Meta.Name, note, nil
+	}
+	if hosts := a.unreadable(c); len(hosts) > 0 {
+		return change, "", "", precondition("snapshot %s cannot be read: its file is only on %s, out of reach; start that host, or choose another snapshot (`watari checkpoint list --volume %s`)",
+			c.Meta.Name, strings.Join(hosts, ", "), v.Meta.Name)
 	}
 	v = proto.CloneOf(v)
 	v.Restore = newRestore(c, "user "+a.Caller.Name+" asked for it", timestamppb.New(a.Now))
@@ -144,7 +151,48 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name strin
 	change.write(Update, v)
 	change.write(Expect, c)
 	a.audited(&change, "volume", v.Meta.Name, "to go back to snapshot %s", c.Meta.Name)
-	return change, v.Meta.Name, nil
+	return change, v.Meta.Name, note, nil
+}
+
+// latestReadable returns the latest snapshot of a volume that can be read now, and a note if a later one cannot. If none can be
+// read, it returns the latest one; nil: there is none.
+func (a *Admission) latestReadable(v *v1.Volume) (c *v1.Checkpoint, note string) {
+	latest := latestCheckpoint(a.Objects, v, nil)
+	for c = latest; c != nil; c = latestCheckpoint(a.Objects, v, c) {
+		if len(a.unreadable(c)) > 0 {
+			continue
+		}
+		if c != latest {
+			note = fmt.Sprintf("volume %s goes back to snapshot %s; the later snapshot %s is only on %s, out of reach", v.Meta.Name, c.Meta.Name, latest.Meta.Name,
+				strings.Join(a.unreadable(latest), ", "))
+		}
+		return c, note
+	}
+	return latest, ""
+}
+
+// unreadable returns the hosts that have a file of a snapshot, or of one on which it builds, if all of them were removed or
+// have been out of reach for longer than replaceHostAfter; empty: the snapshot can be read, or soon. A restore waits for hosts
+// that went out of reach a moment ago, as after a start of the manager: an older snapshot would lose data in vain.
+func (a *Admission) unreadable(c *v1.Checkpoint) (hosts []string) {
+	there := func(host string) bool {
+		_, since, connected := a.Reports.Observed(host)
+		if a.Began.After(since) {
+			since = a.Began
+		}
+		return a.Hosts[host] != nil && (connected || a.Now.Sub(since) < replaceHostAfter)
+	}
+	chain, _ := chainAmong(maps.Values(a.Checkpoints), c, c.Volume)
+	for _, f := range chain {
+		if hosts := f.member.File.GetHosts(); !slices.ContainsFunc(hosts, there) {
+			var named []string
+			for _, host := range hosts {
+				named = append(named, "host "+host)
+			}
+			return named
+		}
+	}
+	return nil
 }
 
 // staying refuses a volume that moves.

@@ -39,10 +39,15 @@ func fileMember(c *v1.Checkpoint, uid string) *v1.CheckpointMember {
 // chain returns the file of a member of a checkpoint and the files on which it builds; the last one has a complete state.
 // whole is false if one of them is gone or the chain is too long.
 func (p *pass) chain(c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile, whole bool) {
+	return chainAmong(maps.Keys(p.index.checkpointsOf[keyOfCheckpoint(c)]), c, m)
+}
+
+// chainAmong is chain, with the checkpoints among which the files are looked for.
+func chainAmong(all iter.Seq[*v1.Checkpoint], c *v1.Checkpoint, m *v1.CheckpointMember) (list []chainFile, whole bool) {
 	list = []chainFile{{c, m}}
 	for base := m.File.GetBase(); base != ""; {
 		found := false
-		for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
+		for other := range all {
 			if f := fileMember(other, m.GuestUid); f.GetFile().GetBlob().GetDigest() == base && other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
 				list, base, found = append(list, chainFile{other, f}), f.File.Base, true
 				break

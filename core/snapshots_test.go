@@ -109,7 +109,7 @@ func TestAVolumeGoesBackToASnapshot(t *testing.T) {
 		t.Run("to "+host, func(t *testing.T) {
 			h := alone(t, nil)
 			h.takeSnapshot()
-			h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume("data", host); return c, err })
+			h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", host); return c, err })
 			v := h.objects.Volumes["data"]
 			target, generation := "a2", uint64(0)
 			if host == "b1" {
@@ -163,7 +163,7 @@ func TestALostVolumeHasSnapshots(t *testing.T) {
 	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_LOST {
 		t.Fatalf("it is %v", v)
 	}
-	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume(c.Meta.Name, ""); return c, err })
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume(c.Meta.Name, ""); return c, err })
 	orders := h.pass(time.Second)
 	v := h.objects.Volumes["data"]
 	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation != 1 || w.GetRestore() == nil || w.Make {
@@ -171,11 +171,56 @@ func TestALostVolumeHasSnapshots(t *testing.T) {
 	}
 }
 
+// The latest snapshot is only on a host that is out of reach. The one before it is restored, and the answer names both.
+func TestTheLatestSnapshotThatCanBeReadIsRestored(t *testing.T) {
+	restore := func(h *household, name string) (note string, err error) {
+		a := h.admission()
+		c, _, note, err := a.RestoreVolume(name, "")
+		if err == nil {
+			h.objects = h.objects.Apply(c)
+		}
+		return note, err
+	}
+	saved := func() *household {
+		h := alone(t, nil)
+		first := h.takeSnapshot()
+		second := proto.CloneOf(first)
+		second.Meta.Name, second.Meta.Uid, second.Volume.File.Hosts = "data-s2", "uid-data-s2", []string{"b1"}
+		second.Volume.File.Blob.Digest = "sha256:second"
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Create, second}}})
+		return h
+	}
+	for name, lose := range map[string]func(h *household){
+		"out of reach": func(h *household) {
+			h.away, h.out, h.now = map[string]bool{"b1": true}, time.Hour, h.now.Add(2*time.Hour)
+		},
+		"removed": func(h *household) { h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Hosts["b1"]}}}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := saved()
+			lose(h)
+			if _, err := restore(h, "data-s2"); err == nil || !strings.Contains(err.Error(), "snapshot data-s2 cannot be read: its file is only on host b1") ||
+				!strings.Contains(err.Error(), "`watari checkpoint list --volume data`") {
+				t.Errorf("to restore data-s2: %v", err)
+			}
+			note, err := restore(h, "data")
+			if want := "volume data goes back to snapshot data-s1; the later snapshot data-s2 is only on host b1, out of reach"; err != nil || note != want || h.data().Restore.Checkpoint != "data-s1" {
+				t.Errorf("it goes back to %s: %q, %v", h.data().Restore.GetCheckpoint(), note, err)
+			}
+		})
+	}
+	h := saved()
+	h.away, h.core.Began = map[string]bool{"b1": true}, h.now
+	if note, err := restore(h, "data"); err != nil || note != "" || h.data().Restore.Checkpoint != "data-s2" {
+		t.Errorf("a moment after the manager has begun: it goes back to %s: %q, %v", h.data().Restore.GetCheckpoint(), note, err)
+	}
+}
+
 // A volume that was to get another host stays on its host if the snapshot cannot be read.
 func TestAVolumeStaysIfItsSnapshotIsLost(t *testing.T) {
 	h := alone(t, nil)
 	h.takeSnapshot()
-	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreVolume("data", "b1"); return c, err })
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", "b1"); return c, err })
 	h.files["a2"] = nil
 	h.pass(time.Second)
 	if c := h.objects.Checkpoints["data-s1"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_DAMAGED {
@@ -206,7 +251,7 @@ func TestWhatIsRefusedOfSnapshots(t *testing.T) {
 		want string
 	}{
 		"restoring one in use": {func(a *Admission) (Change, error) {
-			c, _, err := a.RestoreVolume("data-s1", "")
+			c, _, _, err := a.RestoreVolume("data-s1", "")
 			return c, err
 		}, "cluster md uses volume data"},
 		"restoring it as a cluster": {func(a *Admission) (Change, error) {
@@ -214,7 +259,7 @@ func TestWhatIsRefusedOfSnapshots(t *testing.T) {
 			return c, err
 		}, "data-s1 is a snapshot of volume data; `watari volume restore data-s1` restores it"},
 		"restoring a cluster's checkpoint as a volume": {func(a *Admission) (Change, error) {
-			c, _, err := a.RestoreVolume("md-c1", "")
+			c, _, _, err := a.RestoreVolume("md-c1", "")
 			return c, err
 		}, "md-c1 is a checkpoint of cluster md"},
 		"a snapshot of both": {func(a *Admission) (Change, error) {

@@ -294,7 +294,7 @@ func (s *Sim) restoreVolume(pick int) {
 			host = s.names[pick%len(s.names)]
 		}
 		s.admit(func(a *core.Admission) (core.Change, error) {
-			change, _, err := a.RestoreVolume(v.Meta.Name, host)
+			change, _, _, err := a.RestoreVolume(v.Meta.Name, host)
 			return change, err
 		})
 	}

@@ -3148,9 +3148,11 @@ func (x *RestoreCheckpointRequest) GetHost() string {
 }
 
 type RestoreCheckpointResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Volume  *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	// note: for people, that a later snapshot cannot be read now, and which host has it; empty: there is none.
+	Note          string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3197,6 +3199,13 @@ func (x *RestoreCheckpointResponse) GetVolume() *Volume {
 		return x.Volume
 	}
 	return nil
+}
+
+func (x *RestoreCheckpointResponse) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 type ListGuestsRequest struct {
@@ -7886,10 +7895,11 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x18RestoreCheckpointRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\bR\x06volume\x12\x12\n" +
-	"\x04host\x18\x03 \x01(\tR\x04host\"t\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\"\x88\x01\n" +
 	"\x19RestoreCheckpointResponse\x12,\n" +
 	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12)\n" +
-	"\x06volume\x18\x02 \x01(\v2\x11.watari.v1.VolumeR\x06volume\"A\n" +
+	"\x06volume\x18\x02 \x01(\v2\x11.watari.v1.VolumeR\x06volume\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\"A\n" +
 	"\x11ListGuestsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\">\n" +

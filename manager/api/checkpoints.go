@@ -121,10 +121,10 @@ func (s *Server) VerifyCheckpoint(ctx context.Context, r *connect.Request[v1.Ver
 
 // RestoreCheckpoint restores a cluster from a checkpoint, or a volume from a snapshot; the controller does it.
 func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
-	name := ""
+	name, note := "", ""
 	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
 		if r.Msg.Volume {
-			change, name, err = a.RestoreVolume(r.Msg.Name, r.Msg.Host)
+			change, name, note, err = a.RestoreVolume(r.Msg.Name, r.Msg.Host)
 		} else {
 			change, name, err = a.RestoreCheckpoint(r.Msg.Name)
 		}
@@ -134,7 +134,7 @@ func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.Re
 		return nil, err
 	}
 	if r.Msg.Volume {
-		return connect.NewResponse(&v1.RestoreCheckpointResponse{Volume: view.Volume(s.Store.Snapshot(), s.Sessions, name)}), nil
+		return connect.NewResponse(&v1.RestoreCheckpointResponse{Volume: view.Volume(s.Store.Snapshot(), s.Sessions, name), Note: note}), nil
 	}
 	return connect.NewResponse(&v1.RestoreCheckpointResponse{Cluster: view.Cluster(s.Store.Snapshot(), s.Sessions, name)}), nil
 }

@@ -57,7 +57,8 @@ func NewRestoreVolume(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "restore SNAPSHOT|VOLUME",
 		Short: "Put a volume that no cluster uses back to a snapshot",
-		Long: "Put a volume that no cluster uses back to a snapshot, or to its latest one. What was written since is lost.\n\n" +
+		Long: "Put a volume that no cluster uses back to a snapshot, or to the latest one that can be read: if a later one is only on hosts that were removed, " +
+			"or have been out of reach for a minute, the command names it and them. What was written since the snapshot is lost.\n\n" +
 			"With --host, another host gets the volume. If the volume's host was removed, or has been out of reach for a minute, another one gets it " +
 			"in any case. The old host's disk is deleted when the new one is there. Ctrl-C ends only the waiting.",
 		Example: "  watari volume restore data\n  watari volume restore data-s3\n  watari volume restore data --host rack-2",
@@ -69,6 +70,9 @@ func NewRestoreVolume(env *cli.Env) *cobra.Command {
 			response, err := c.RestoreCheckpoint(ctx, connect.NewRequest(&v1.RestoreCheckpointRequest{Name: args[0], Volume: true, Host: host}))
 			if err != nil {
 				return fmt.Errorf("restore %s: %w", args[0], err)
+			}
+			if response.Msg.Note != "" {
+				env.Notef("%s", response.Msg.Note)
 			}
 			v := response.Msg.Volume
 			name, snapshot := v.GetMeta().GetName(), v.GetRestore().GetCheckpoint()
