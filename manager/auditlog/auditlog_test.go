@@ -78,3 +78,54 @@ func nobodyPushesOthersOut(t *testing.T, flood string) {
 		t.Errorf("flood of %q: %d entries, the last one %v", flood, len(got), got[len(got)-1])
 	}
 }
+
+// The entries of one caller take two days to fill the kept files, whatever the caller writes into them.
+func TestAFloodTakesTwoDaysToReplaceTheLog(t *testing.T) {
+	const seconds = 120
+	for what, text := range map[string]string{"short": "md", "long": strings.Repeat("x", 10_000), "wide": strings.Repeat("\U0001f4a3", 1000),
+		"escaped": strings.Repeat("\x1b", 1000), "quotes": strings.Repeat(`"`, 1000)} {
+		l, now := open(t, t.TempDir()), time.Now()
+		for i := range 10 * seconds {
+			at := timestamppb.New(now.Add(time.Duration(i) * time.Second / 10))
+			l.Record(&v1.AuditEntry{At: at, Caller: "user mallory", Uid: "5a7c1a52-0000-4000-8000-000000000001", Address: "[2001:db8::1]:40112", Call: "DeleteCluster",
+				Object: text, Code: "not_found", Error: "there is no cluster " + text})
+		}
+		info, err := os.Stat(l.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const atOnce = 100 * 300 // bytes
+		if most := int64(keptFiles*fileSize<<20)*seconds/(48*3600) + atOnce; info.Size() > most {
+			t.Errorf("%s texts: %d seconds take %d bytes, more than %d", what, seconds, info.Size(), most)
+		}
+		if got := last(t, l, 0); len(got) < seconds/2 {
+			t.Errorf("%s texts: only %d calls in %d seconds are recorded", what, len(got), seconds)
+		}
+	}
+}
+
+// The page on threats gives these numbers.
+func TestTheLogHasAHundredCallsAtOnceAndTheNumberOfTheOthers(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	l := open(t, dir)
+	call := func(after time.Duration) {
+		l.Record(&v1.AuditEntry{At: timestamppb.New(now.Add(after)), Caller: "user mallory", Call: "WhoAmI", Error: "no"})
+	}
+	for range 107 {
+		call(0)
+	}
+	if got := last(t, l, 0); len(got) != 100 {
+		t.Errorf("%d calls at once are recorded", len(got))
+	}
+	for range 20 {
+		call(time.Second)
+	}
+	got := last(t, l, 0)
+	if len(got) != 105 || got[100].LeftOut != 7 || got[101].LeftOut != 0 {
+		t.Errorf("a second later, %d calls are recorded; the next one tells of %d others", len(got), got[min(100, len(got)-1)].LeftOut)
+	}
+	call(time.Minute)
+	if got := last(t, l, 1); got[0].LeftOut != 15 {
+		t.Errorf("a minute later, the entry tells of %d others", got[0].LeftOut)
+	}
+}
