@@ -15,6 +15,7 @@ import (
 
 	"watari/ca"
 	"watari/cmd/internal/client"
+	"watari/internal/printable"
 )
 
 // Env is a command's environment. Tests make their own.
@@ -83,9 +84,9 @@ func Terminal(w any) (width, height int) {
 	return width, height
 }
 
-// Notef writes a line to standard error.
+// Notef writes a line to standard error. It escapes control characters.
 func (e *Env) Notef(format string, args ...any) {
-	fmt.Fprintf(e.Err, format+"\n", args...)
+	fmt.Fprintln(e.Err, printable.Text(fmt.Sprintf(format, args...)))
 }
 
 // ErrInterrupted is the cause of a context that Ctrl-C or SIGTERM ended.

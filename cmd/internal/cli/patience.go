@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"watari/cmd/internal/client"
+	"watari/internal/printable"
 )
 
 // tellAfter is the number of failures in a row after which the command prints what it waits for. The first few pass
@@ -18,7 +19,7 @@ func (e *Env) Patiently(ctx context.Context, c *client.Client, end string, attem
 	failures := 0
 	notice := func(err error) {
 		if failures++; failures == tellAfter {
-			fmt.Fprintf(e.Err, "watari: waiting for the manager: %s%s", client.Brief(err), end)
+			fmt.Fprintf(e.Err, "watari: waiting for the manager: %s%s", printable.Text(client.Brief(err)), end)
 		}
 	}
 	return c.Patiently(ctx, notice, func(alive func()) error {

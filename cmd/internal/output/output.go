@@ -1,5 +1,5 @@
 // Package output writes the output of commands: tables for people, and JSON and YAML in protobuf's JSON mapping for
-// programs.
+// programs. It escapes control characters: hosts, guests and other users choose many of the texts.
 package output
 
 import (
@@ -9,10 +9,14 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
+	"unicode/utf16"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
+
+	"watari/internal/printable"
 )
 
 // The formats of --output.
@@ -38,7 +42,7 @@ func WriteList[T proto.Message](w io.Writer, format string, messages []T, table 
 func write(w io.Writer, format string, text func() ([]byte, error), table func(w io.Writer)) error {
 	switch format {
 	case FormatTable, "":
-		table(w)
+		table(printable.Writer(w))
 		return nil
 	case FormatJSON, FormatYAML:
 		text, err := text()
@@ -69,8 +73,29 @@ func JSON(message proto.Message) ([]byte, error) {
 	if err := json.Indent(&even, text, "", "  "); err != nil {
 		return nil, err
 	}
-	return even.Bytes(), nil
+	return plain(even.Bytes()), nil
 }
+
+// plain replaces characters that are not printable by their escaped forms. JSON permits them only in strings, apart from the
+// newline. protojson escapes only those below the space.
+func plain(text []byte) []byte {
+	if bytes.IndexFunc(text, unprintable) < 0 {
+		return text
+	}
+	var b bytes.Buffer
+	for _, r := range string(text) {
+		if !unprintable(r) {
+			b.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
+		}
+	}
+	return b.Bytes()
+}
+
+func unprintable(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
 
 func jsonList[T proto.Message](messages []T) ([]byte, error) {
 	all := make([]json.RawMessage, 0, len(messages))
@@ -109,7 +134,7 @@ func NewTable(header ...string) *Table { return &Table{header: header} }
 // Row adds a row; an empty cell is shown as "-".
 func (t *Table) Row(cells ...string) {
 	for i, cell := range cells {
-		cells[i] = strings.Join(strings.Fields(cell), " ")
+		cells[i] = printable.Text(strings.Join(strings.Fields(cell), " "))
 		if cells[i] == "" {
 			cells[i] = "-"
 		}

@@ -1,5 +1,5 @@
 // Package progress shows what happens while a command waits: lines that are redrawn on a terminal, or one plain line
-// for each change if the output is not a terminal.
+// for each change if the output is not a terminal. It escapes control characters in them.
 package progress
 
 import (
@@ -8,11 +8,11 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
+	"watari/internal/printable"
 )
 
 // restatePause is the minimum time between two plain lines with the same key that differ only in a percentage.
@@ -63,7 +63,7 @@ func (l *Lines) Notef(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.erase()
-	fmt.Fprintf(l.w, format+"\n", args...)
+	fmt.Fprintln(l.w, printable.Text(fmt.Sprintf(format, args...)))
 	l.draw()
 }
 
@@ -101,7 +101,7 @@ func (l *Lines) draw() {
 		lines = lines[:most-1]
 	}
 	for _, line := range lines {
-		fmt.Fprintln(l.w, clip(line.Text, l.width-1))
+		fmt.Fprintln(l.w, printable.Line(line.Text, l.width-1))
 	}
 	if l.drawn = len(lines); more > 0 {
 		fmt.Fprintf(l.w, "  and %d more\n", more)
@@ -122,14 +122,7 @@ func (l *Lines) say(line Line) {
 		return
 	}
 	l.said[line.Key], l.saidText[line.Key], l.saidAt[line.Key] = gist, line.Text, time.Now()
-	fmt.Fprintln(l.w, line.Text)
-}
-
-func clip(text string, width int) string {
-	if utf8.RuneCountInString(text) <= width {
-		return text
-	}
-	return string([]rune(text)[:width-1]) + "…"
+	fmt.Fprintln(l.w, printable.Text(line.Text))
 }
 
 // Bar returns a progress bar with sizes: "[=====>    ]  52 %  133 MiB of 256 MiB". Without a terminal, it returns only

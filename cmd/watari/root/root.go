@@ -4,7 +4,6 @@ package root
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -119,6 +118,6 @@ func status(env *cli.Env, err error) int {
 			return code // the message has been printed already
 		}
 	}
-	fmt.Fprintf(env.Err, "watari: %v\n", client.Explain(err))
+	env.Notef("watari: %v", client.Explain(err))
 	return code
 }
