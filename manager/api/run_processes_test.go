@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -68,5 +69,27 @@ func TestAGuestCannotFillTheManagersMemoryWithProcesses(t *testing.T) {
 	}
 	if asked > maxRunProcesses {
 		t.Errorf("%d processes are passed on", asked)
+	}
+}
+
+// The page on threats gives these numbers.
+func TestAThousandProcessesOfAGuestAndTwentyThousandOfAllAreListed(t *testing.T) {
+	list := &v1.ListRunProcessesResponse{Processes: []*v1.RunProcess{{Name: strings.Repeat("x", 100)}}}
+	for range 1500 {
+		list.Processes = append(list.Processes, &v1.RunProcess{})
+	}
+	for guests, each := range map[int]int{1: 1000, 20: 1000, 40: 500, 100: 200} {
+		many := make([]*v1.Guest, guests)
+		for i := range many {
+			many[i] = &v1.Guest{Meta: &v1.Meta{Name: "g"}}
+		}
+		for _, l := range askForProcesses(t.Context(), many, time.Minute, func(context.Context, *v1.Guest, int) (*v1.ListRunProcessesResponse, error) {
+			return proto.CloneOf(list), nil
+		}) {
+			if len(l.Processes) != each || int(l.Omitted) != 1501-each || utf8.RuneCountInString(l.Processes[0].Name) != 32 {
+				t.Errorf("of each of %d guests, %d processes are listed and %d omitted; the first is %q", guests, len(l.Processes), l.Omitted, l.Processes[0].Name)
+				break
+			}
+		}
 	}
 }
