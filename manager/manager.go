@@ -248,7 +248,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000},
 		ReadHeaderTimeout: 10 * time.Second,
-		MaxHeaderBytes:    maxHeader,
+		MaxHeaderBytes:    maxHeader - 4<<10, // net/http reads 4 KiB more than it is told
 		IdleTimeout:       5 * time.Minute,
 		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes of unknown clients are not worth a message
 	}
