@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"slices"
 	"testing"
 
 	v1 "watari/api/watariv1"
@@ -34,4 +35,26 @@ func TestAHostIsInTheTrustGroupOfWhoJoinsItUntilAnAdministratorSaysOtherwise(t *
 			t.Errorf("done: %v", wrong)
 		}
 	}
+}
+
+func TestTrustedLANsAreNamedToAdministrators(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.host("a1")
+	r.host("a2")
+	ann, _ := r.user("ann", nil)
+	for _, trusted := range []bool{true, false} {
+		if _, err := r.admin.SetSite(ctx, connect.NewRequest(&v1.SetSiteRequest{Name: "a", TrustedLan: trusted})); err != nil {
+			t.Fatal(err)
+		}
+		status, err := r.admin.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+		if err != nil || slices.Equal(status.Msg.TrustedLans, []string{"a"}) != trusted {
+			t.Errorf("trusted %v: an administrator sees %v, %v", trusted, status, err)
+		}
+		status, err = ann.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+		if err != nil || len(status.Msg.TrustedLans) > 0 {
+			t.Errorf("trusted %v: a user sees %v, %v", trusted, status, err)
+		}
+	}
+	_, err := ann.SetSite(ctx, connect.NewRequest(&v1.SetSiteRequest{Name: "a", TrustedLan: true}))
+	wantCode(t, err, connect.CodePermissionDenied, "administrator")
 }
