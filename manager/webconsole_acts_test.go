@@ -1,6 +1,6 @@
 package manager
 
-// webconsole_acts_test.go - what users change in the web console: policies and checkpoints. A real browser, and the keyboard
+// webconsole_acts_test.go - what users change in the web console: policies, checkpoints, runs and moves. A real browser, and the keyboard
 // alone.
 
 import (
@@ -327,6 +327,51 @@ func TestCheckpointsInABrowser(t *testing.T) {
 			focused(t, ctx, next[i])
 		}
 	})
+	if list := complaints(); len(list) > 0 {
+		t.Errorf("the browser complains: %q", list)
+	}
+}
+
+func TestARunIsCancelledInABrowser(t *testing.T) {
+	ctx, complaints := chromium(t)
+	r := start(t, t.TempDir())
+	r.host("a1")
+	r.image("mpi")
+	if _, err := r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"r1", "r2"} {
+		if _, err := r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: name, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"lmp"}, Hold: true}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state := func(name string) v1.RunState {
+		list, err := r.admin.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: name}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list.Msg.Runs[0].State
+	}
+	r.open(ctx)
+	goTo(t, ctx, "runs")
+	pressButton(t, ctx, "r1")
+	pressButton(t, ctx, "Cancel the run")
+	asked(t, ctx, "Cancel run r1? Its processes are ended.", "Cancel the run", false)
+	focused(t, ctx, "Cancel the run")
+	if now := state("r1"); now != v1.RunState_RUN_STATE_PENDING {
+		t.Errorf("the run is %v although the answer was no", now)
+	}
+	press(t, ctx, kb.Enter)
+	asked(t, ctx, "Cancel run r1?", "Cancel the run", true)
+	shows(t, ctx, "what was done, to a screen reader", `document.getElementById("said").textContent === "run r1 is being cancelled"`)
+	shows(t, ctx, "that it is cancelled", `document.querySelector("main [aria-selected=true]").textContent.includes("cancelled")`)
+	if now := state("r1"); now != v1.RunState_RUN_STATE_CANCELLED {
+		t.Errorf("the run is %v", now)
+	}
+	focused(t, ctx, "r1") // the button that had the focus is gone
+	if now := state("r2"); now != v1.RunState_RUN_STATE_PENDING {
+		t.Errorf("the other run is %v", now)
+	}
 	if list := complaints(); len(list) > 0 {
 		t.Errorf("the browser complains: %q", list)
 	}

@@ -14,7 +14,10 @@ export function runsView(main) {
   head.hidden = out.hidden = true;
 
   async function stop() {
-    if (await ask(`Cancel run ${chosen}? Its processes are ended.`, "Cancel the run")) await attempt(`cancel run ${chosen}`, `run ${chosen} is being cancelled`, () => call("CancelRun", { name: chosen }));
+    const name = chosen;
+    if (!await ask(`Cancel run ${name}? Its processes are ended.`, "Cancel the run")) return;
+    await attempt(`cancel run ${name}`, `run ${name} is being cancelled`, () => call("CancelRun", { name }));
+    load();
   }
 
   function choose(run) {
@@ -56,8 +59,9 @@ export function runsView(main) {
       say(began, when(r.started ?? r.meta.created));
       say(command, (r.spec?.command ?? []).join(" "));
     });
-    const now = list.find((r) => r.meta.name === chosen);
+    const now = list.find((r) => r.meta.name === chosen), focused = document.activeElement === cancel;
     cancel.hidden = !now || !/_(PENDING|STARTING|RUNNING)$/.test(now.state);
+    if (focused && cancel.hidden) runs.body.querySelector("[aria-selected=true] button")?.focus();
   }
 
   async function load() {
