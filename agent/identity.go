@@ -21,6 +21,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 	"watari/guest/peers"
 	"watari/hostlink"
+	"watari/internal/printable"
 )
 
 const (
@@ -130,6 +131,7 @@ func (k *identityKeeper) run(ctx context.Context) {
 				return
 			}
 			if err != nil {
+				err = errors.New(printable.Line(err.Error(), 500)) // the guest may have chosen the text
 				k.g.log.Debug("guest agent", "error", err, "took", time.Since(begun))
 			}
 			k.enter(err == nil, err)

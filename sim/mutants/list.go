@@ -40,7 +40,7 @@ var mutants = []mutant{
 	{"a volume's copy is dropped before it is taken over", []edit{{"core/volume_moves.go", " && list[i].Adopt.GetCopy() != o.Copy", ""}}},
 	{"a disk that was given up is served again at once", []edit{{"core/volume_moves.go", "	update.TakeBack = given.Move\n", "	_ = 0\n"},
 		{"core/volume_moves.go", "	w.TakeBack = v.TakeBack\n", "	report, _, _ := p.Observed(v.Host)\n	w.TakeBack = volumeOn(report, v.Meta.Uid).GetGivenUp().GetMove()\n"}}},
-	{"a snapshot is put back while a cluster uses the volume", []edit{{"core/admission_volumes.go", "	if err := a.unused(v); err != nil {\n		return change, \"\", err\n	}\n", ""}}},
+	{"a snapshot is put back while a cluster uses the volume", []edit{{"core/admission_volumes.go", "	if err := a.unused(v); err != nil {\n		return change, \"\", \"\", err\n	}\n", ""}}},
 	{"a cluster gets a volume that is being put back", []edit{{"core/admission_volumes.go", "	case restoring(v):\n		return precondition(\"volume %s is being put back to snapshot %s; `watari volume show %s` shows when that is done\", name, v.Restore.Checkpoint, name)\n", ""}}},
 	{"a verification never ends", []edit{{"core/verify.go", "	case o.GetTried() != v.Id:", "	case o != nil:"}}},
 	{"a host does not notice that what others fetch from it is damaged", []edit{{"core/checkpoints.go", "cmp.Or(p.verifiesFor(c, m), p.fetchedFor(c, m))", "p.verifiesFor(c, m)"}}},
