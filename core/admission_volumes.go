@@ -138,7 +138,7 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name, note
 		return change, v.Meta.Name, note, nil
 	}
 	if hosts := a.unreadable(c); len(hosts) > 0 {
-		return change, "", "", precondition("snapshot %s cannot be read: its file is only on %s, out of reach; start that host, or choose another snapshot (`watari checkpoint list --volume %s`)",
+		return change, "", "", precondition("snapshot %s cannot be read: its file is only on %s, out of reach or removed; start that host if it is only out of reach, or choose another snapshot (`watari checkpoint list --volume %s`)",
 			c.Meta.Name, strings.Join(hosts, ", "), v.Meta.Name)
 	}
 	v = proto.CloneOf(v)
