@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,6 +42,7 @@ const (
 type sending struct {
 	order    *v1.VolumeTransfer
 	cancel   context.CancelFunc // of the connection to the other host; nil: the copy has not begun
+	ended    chan error         // gets the end of the connection. The daemon itself finds it only with the next write.
 	again    time.Time          // no attempt before
 	failures int
 	copied   uint64    // as last seen
@@ -101,6 +103,12 @@ func (k *volumeKeeper) send(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 			k.sendFailed(s, disk, err)
 			return nil
 		}
+	}
+	select {
+	case err := <-s.ended:
+		k.sendFailed(s, disk, fmt.Errorf("the connection to host %s has ended: %w", s.order.Host.GetName(), err))
+		return nil
+	default:
 	}
 	now, err := disk.Sending()
 	switch {
@@ -164,7 +172,8 @@ func (k *volumeKeeper) beginSending(uid string, s *sending, disk *volume.Disk) e
 		return err
 	}
 	ctx, cancel := context.WithCancel(k.agent.ctx)
-	s.cancel = cancel
+	ended := make(chan error, 1)
+	s.cancel, s.ended = cancel, ended
 	go func() {
 		conn, err := listener.Accept()
 		if err != nil {
@@ -172,9 +181,8 @@ func (k *volumeKeeper) beginSending(uid string, s *sending, disk *volume.Disk) e
 		}
 		defer conn.Close()
 		err = k.host.Carry(ctx, conn, s.order.Host, copyKey(uid, s.order.Move)+"/"+s.order.Copy)
-		if ctx.Err() == nil {
-			k.log.Warn("the connection for a copy of a volume has ended", "volume", uid, "host", s.order.Host.GetName(), "error", err)
-		}
+		ended <- cmp.Or(err, io.EOF)
+		poke(k.wake)
 	}()
 	s.copied, s.since = 0, time.Now()
 	return disk.Send(path)

@@ -57,9 +57,10 @@ async function refresh() {
   view?.update?.();
 }
 
-// moving returns the moves under way.
 // isAway tells whether a host's agent is not connected, or is cut off.
 export const isAway = (host) => host.state === "HOST_STATE_UNREACHABLE" || host.state === "HOST_STATE_QUARANTINED";
+
+// moving returns the moves under way.
 export const moving = () => world.migrations.filter((m) => !/_(DONE|FAILED|CANCELLED)$/.test(m.state ?? ""));
 
 async function loop() {
@@ -69,6 +70,7 @@ async function loop() {
         await refresh();
         if (document.getElementById("trouble").dataset.ours) clear();
       } catch (e) {
+        if (!world.user) return; // the user has logged out meanwhile
         if (e.code === "unauthenticated") return loggedOut(e.message);
         trouble(e.message);
         document.getElementById("trouble").dataset.ours = "yes";
