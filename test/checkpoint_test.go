@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,17 +39,11 @@ type savedCluster struct {
 // has old orders to run the guest.
 func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	newCluster(t, "saved", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
-	dir := t.TempDir()
-	melt := func(name string, log string, more ...string) []string {
-		return meltOf("saved", name, "150", append([]string{"--collect", "log.lammps:" + log}, more...)...)
-	}
-	alone := filepath.Join(dir, "alone")
-	must(t, melt("saved-alone", alone)...)
-
-	during := filepath.Join(dir, "during")
+	undisturbed(t, "saved", commonSteps)
+	during := filepath.Join(t.TempDir(), "during")
 	done := make(chan error, 1)
 	go func() {
-		_, err := shared.watari(5*time.Minute, melt("saved-during", during)...)
+		_, err := shared.watari(5*time.Minute, meltOf("saved", "saved-during", strconv.Itoa(commonSteps), "--collect", "log.lammps:"+during)...)
 		done <- err
 	}()
 	computing(t, time.Minute, "saved-during")
@@ -101,9 +96,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("the run did not survive the restores: %v", err)
 	}
-	if a, b := table(t, alone), table(t, during); a != b {
-		t.Errorf("the answers differ:\n%s\n---\n%s", a, b)
-	}
+	rightAnswer(t, "saved", table(t, during), commonSteps)
 	settled(t, "saved", 2)
 	must(t, "checkpoint", "delete", made.Meta.Name)
 }

@@ -11,18 +11,14 @@ import (
 
 func TestAClusterIsResizedUnderARun(t *testing.T) {
 	newCluster(t, "grows", 2, "--spread", "site")
-	dir := t.TempDir()
-	// melt runs LAMMPS and returns the table that it wrote.
-	melt := func(name, steps string) string {
-		log := filepath.Join(dir, name)
-		must(t, meltOf("grows", name, steps, "--collect", "log.lammps:"+log)...)
-		return table(t, log)
-	}
-	alone := melt("grows-alone", "120")
+	undisturbed(t, "grows", 120)
 	unmarked := mark(t, "grows-0", "grows-1")
-	var during string
+	log := filepath.Join(t.TempDir(), "log")
 	done := make(chan struct{})
-	go func() { defer close(done); during = melt("grows-during", "120") }()
+	go func() {
+		defer close(done)
+		must(t, meltOf("grows", "grows-during", "120", "--collect", "log.lammps:"+log)...)
+	}()
 	until(t, time.Minute, "the program writes its table", func() (bool, string) {
 		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-during")
 		return strings.Contains(out, "Step"), out
@@ -32,9 +28,7 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 		t.Errorf("the same request again: %s", out)
 	}
 	<-done
-	if during != alone {
-		t.Errorf("the answers differ:\n%s\n---\n%s", alone, during)
-	}
+	rightAnswer(t, "grows", table(t, log), 120)
 	must(t, "cluster", "resize", "grows", "--guests", "3", "--wait")
 	settled(t, "grows", 3)
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +32,17 @@ func last(t *testing.T, l *Log, n int) []*v1.AuditEntry {
 		t.Fatal(err)
 	}
 	return entries
+}
+
+// What the manager's calls can do to the log: there is no method that changes or removes an entry.
+func TestNoMethodChangesAnEntry(t *testing.T) {
+	var methods []string
+	for m := range reflect.TypeFor[*Log]().Methods() {
+		methods = append(methods, m.Name)
+	}
+	if want := []string{"Close", "Forward", "Last", "Record"}; !slices.Equal(methods, want) {
+		t.Errorf("the methods are %v, want %v: does a new one change entries?", methods, want)
+	}
 }
 
 func TestEntriesOutliveTheManagerAndItsCrash(t *testing.T) {
