@@ -3,6 +3,7 @@ package test
 // program_test.go - an MPI program that computes until a test ends it, and whose answer is then checked.
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -58,18 +59,26 @@ func (p *program) lines() []string {
 	return lines[:len(lines)-1] // what follows the last newline is no whole line
 }
 
+// running returns the lines of the table so far, and an error if the program does not run.
+func (p *program) running() (lines []string, err error) {
+	run, err := decode[run]("run", "show", p.name)
+	if err == nil && !strings.HasSuffix(run.State, "_RUNNING") {
+		err = fmt.Errorf("the run is %s: %s", run.State, run.Message)
+	}
+	return p.lines(), err
+}
+
 // goesOn waits until the program has written more lines, and returns all. TCP in a guest that was cut off for a minute tries
 // again after 51 s.
 func (p *program) goesOn(t *testing.T) (lines []string) {
 	t.Helper()
 	before := len(p.lines())
 	until(t, 3*time.Minute, "the program goes on", func() (bool, string) {
-		run := decoded[run](t, "run", "show", p.name)
-		if !strings.HasSuffix(run.State, "_RUNNING") {
-			t.Fatalf("the run is %s: %s", run.State, run.Message)
+		var err error
+		if lines, err = p.running(); err != nil {
+			t.Fatal(err)
 		}
-		lines = p.lines()
-		return len(lines) >= before+3, run.Message
+		return len(lines) >= before+3, ""
 	})
 	return lines
 }
@@ -83,13 +92,20 @@ func (p *program) right(t *testing.T) {
 		run := decoded[run](t, "run", "show", p.name)
 		return !run.Ended.IsZero(), run.State
 	})
+	steps := lastStep(t, lines)
+	rightAnswer(t, p.cluster, strings.Join(lines, ""), steps)
+	t.Logf("the first %d steps are right", steps)
+}
+
+// lastStep returns the number of the last step in a table's lines.
+func lastStep(t *testing.T, lines []string) int {
+	t.Helper()
 	last := strings.Fields(lines[len(lines)-1])
 	steps, err := strconv.Atoi(last[0])
 	if err != nil {
 		t.Fatalf("the last line of the table is %q", last)
 	}
-	rightAnswer(t, p.cluster, strings.Join(lines, ""), steps)
-	t.Logf("the first %d steps are right", steps)
+	return steps
 }
 
 // rightAnswer compares the table that two ranks have written with that of an undisturbed run.
