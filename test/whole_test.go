@@ -183,6 +183,7 @@ func kvmBaseline(t *testing.T) {
 func kvmMoves(t *testing.T, guest, other string) {
 	var lines []string
 	despitePanics(t, func(attempt string) (err error) {
+		lines = nil
 		unmarked := mark(t, guest, other)
 		defer clockAhead(t, guestNamed(t, guest).Host, 10*time.Minute)() // the guest gets the clock of its next host
 		p := program{"kvm", "kvm-moved" + attempt}
