@@ -10,7 +10,7 @@ PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)
 export CGO_ENABLED := 0
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: chaos sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: chaos sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-system test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
@@ -45,9 +45,16 @@ tarball: build ## pack the programs for other distributions into build/watari-VE
 	@scripts/quietly tarball "packing a tarball" scripts/tarball.sh
 	@tail -n 1 build/log/tarball.log
 
-test: lint test-unit test-pm test-guests ## all tests except the long ones; installs what they need (root)
-	@echo "== tests of the whole, in a lab with real guests"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
+test: lint test-unit test-pm test-guests test-system ## all tests except the long ones; installs what they need (root)
+
+# These tests wait for half of their time, so two processes share them, each with a lab of its own.
+test-system: build ## tests of the whole system, in labs with real guests (root)
+	@scripts/setup.sh build demo test
+	@echo "== tests of the whole, in two labs with real guests at a time"
+	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2
+test-half-%:
+	@set -o pipefail; tests=$$($(GO) test -list . ./test | awk '/^Test/ && int(NR / 2) % 2 == $* - 1' | paste -sd'|') && \
+		WATARI_TEST_HALF=$* $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 80m -run "^($$tests)\$$" ./test/ | sed -u 's/^/$*: /'
 
 # Most packages' tests wait more than they compute, so more of them run at a time than there are cores. Those that take minutes begin
 # first. lint vets all code, so the tests need not.
@@ -100,10 +107,7 @@ test-full: ## all tests, including all faults, the packages and whole hosts: sev
 test-full-units test-full-lab test-full-bookworm test-full-trixie: export WATARI_TEST_FULL := 1
 test-full-units: lint test-unit test-pm test-guests ## unit tests and PM's tests, including the long ones (root)
 
-test-full-lab: build ## tests of the whole system, with all faults (root)
-	@scripts/setup.sh build demo test
-	@echo "== tests of the whole, in a lab with real guests"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 90m ./test/
+test-full-lab: test-system ## tests of the whole system, with all faults (root)
 
 test-full-machines: build ## tests of the lab's whole hosts, of Debian 12 and 13 (root; minutes for the first of each)
 	@scripts/setup.sh build demo test whole

@@ -52,7 +52,7 @@ func TestBadInputIsAnsweredWithAReason(t *testing.T) {
 		{"image show nothing", []string{"nothing"}},
 		{"image build Bad_Name --packages bash", []string{"Bad_Name"}},
 		{"image build x --packages no-such-package-in-debian", []string{"no-such-package-in-debian"}},
-		{"lab wan set --name e2e 20parsecs", []string{"20parsecs"}},
+		{"lab wan set --name " + labName + " 20parsecs", []string{"20parsecs"}},
 	} {
 		t.Run(c.command, func(t *testing.T) { refused(t, c.words, strings.Fields(c.command)...) })
 	}

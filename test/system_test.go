@@ -9,10 +9,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,6 +49,13 @@ func TestMain(m *testing.M) {
 	if chaosMinutes != "" {
 		useThreeSites()
 	}
+	flag.Parse()
+	if flag.Lookup("test.list").Value.String() != "" {
+		os.Exit(m.Run())
+	}
+	if half := os.Getenv("WATARI_TEST_HALF"); half != "" {
+		useHalf(half)
+	}
 	code := 1
 	s, err := bringUp()
 	switch {
@@ -71,6 +80,21 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// useHalf gives one of two test processes a lab of its own. Make splits the tests between them.
+func useHalf(half string) {
+	labName += "-" + half
+	if half == "2" {
+		listen = "0.0.0.0:17078"
+	}
+}
+
+// runs reports whether this process was asked to run a test.
+func runs(name string) bool {
+	pattern, _, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+	matched, err := regexp.MatchString(pattern, name)
+	return err != nil || matched
+}
+
 var errSkip = errors.New("missing")
 
 func bringUp() (*system, error) {
@@ -92,8 +116,12 @@ func bringUp() (*system, error) {
 	if err := observe(s); err != nil {
 		return nil, err
 	}
+	up := []string{"up", "--no-agent", "--state", s.state, "--listen", listen}
+	if runs("TestPrometheusAndTheDashboard") { // only one manager of this machine can serve metrics
+		up = append(up, "--metrics")
+	}
 	for _, step := range [][]string{
-		{"up", "--no-agent", "--metrics", "--state", s.state, "--listen", listen},
+		up,
 		{"policy", "apply", "testdata/still.yaml"},
 		append([]string{"lab", "up", "--name", labName}, labShape...),
 		{"image", "build", imageName, "--packages", packages},

@@ -62,7 +62,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := chromedp.Run(ctx, chromedp.Navigate("https://127.0.0.1:17070/console/"+path)); err != nil {
+	if err := chromedp.Run(ctx, chromedp.Navigate("https://127.0.0.1"+listen[strings.LastIndex(listen, ":"):]+"/console/"+path)); err != nil {
 		t.Fatal(err)
 	}
 	shows("four guests that run", `document.querySelectorAll('.chip[aria-label^="guest seen-"][aria-label*="running"]').length === 4`)
