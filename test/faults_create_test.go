@@ -120,7 +120,7 @@ func prepareStage(t *testing.T, s stage) {
 // unseen.
 func awaitStage(t *testing.T, name string, s stage) (host string, reached bool) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		g := guestNamed(t, name)
 		if g.Ready || g.Host != "" && strings.Contains(g.Message, s.message) {
