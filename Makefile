@@ -5,9 +5,6 @@ GOTESTSUM = $(GO) tool gotestsum
 BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
-# All is compiled without cgo, tests too, so that nothing is compiled twice. Only the agent has cgo: it looks up names as the system
-# does.
-export CGO_ENABLED := 0
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
 .PHONY: chaos sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-system test-full lint docs clean
@@ -24,9 +21,9 @@ build: setup ## build watari, watari-agent and the programs for guests into buil
 
 # These two build without installing anything. AGENT_FLAGS makes the Debian package's agent position-independent.
 programs:
-	$(GO) build $(GO_LDFLAGS) -o $(BIN)/watari ./cmd/watari
+	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -o $(BIN)/watari ./cmd/watari
 	CGO_ENABLED=1 $(GO) build $(AGENT_FLAGS) $(GO_LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
-	$(GO) build $(GO_LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
 	scripts/guest-rsh.sh $(BIN)/watari-guest-rsh
 provider:
 	$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
@@ -82,7 +79,7 @@ test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI prog
 
 test-guests: build ## PM between two real guests, with shared memory and verbs devices (root)
 	@scripts/setup.sh build demo pm/packages
-	@$(GO) build -o $(BIN)/guests ./test/guests
+	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 

@@ -30,7 +30,7 @@ bench-idle: build ## CPU time and memory of manager and agent with sixteen idle 
 .PHONY: bench-pm
 bench-pm: build ## PM, alone and under MPI, against other transports of three MPIs and libfabric, on one and two machines and between guests (root)
 	@scripts/setup.sh build demo pm/packages bench-pm
-	@$(GO) build -o $(BIN)/guests ./test/guests
+	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@$(GO) run ./bench/pm
 
 .PHONY: bench-scale

@@ -101,7 +101,7 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	if err := l.prepareMachines(ctx); err != nil {
 		return err
 	}
-	if err := l.allowUserfaults(); err != nil {
+	if err := l.allowUserfaults(ctx); err != nil {
 		return err
 	}
 	if err := l.applyShares(ctx); err != nil {

@@ -9,19 +9,31 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"watari/internal/durable"
 )
 
-const userfaultSetting = "/proc/sys/vm/unprivileged_userfaultfd"
+var userfaultSetting = "/proc/sys/vm/unprivileged_userfaultfd"
 
-// userfaultMark is a file whose existence means that the setting was 0 before the lab came up.
+// userfaultMark is a file of each lab that needs the setting to be 1, if it was 0 before the first of these labs came up.
 func (l *Lab) userfaultMark() string { return filepath.Join(l.dir, "userfaultfd") }
 
-func (l *Lab) allowUserfaults() error {
+// othersAllowUserfaults reports whether another lab has the mark.
+func (l *Lab) othersAllowUserfaults() bool {
+	marks, _ := filepath.Glob(filepath.Join(filepath.Dir(l.dir), "*", filepath.Base(l.userfaultMark())))
+	return slices.ContainsFunc(marks, func(mark string) bool { return mark != l.userfaultMark() })
+}
+
+func (l *Lab) allowUserfaults(ctx context.Context) error {
+	unlock, err := lockDirectory(ctx, filepath.Dir(l.dir), l.progress)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	value, err := os.ReadFile(userfaultSetting)
-	if errors.Is(err, os.ErrNotExist) || err == nil && strings.TrimSpace(string(value)) != "0" {
+	if errors.Is(err, os.ErrNotExist) || err == nil && strings.TrimSpace(string(value)) != "0" && !l.othersAllowUserfaults() {
 		return nil
 	}
 	if err == nil {
@@ -36,12 +48,20 @@ func (l *Lab) allowUserfaults() error {
 	return nil
 }
 
-func (l *Lab) forbidUserfaults(context.Context) error {
+// forbidUserfaults sets the setting to 0 again with the last of the labs that need it.
+func (l *Lab) forbidUserfaults(ctx context.Context) error {
+	unlock, err := lockDirectory(ctx, filepath.Dir(l.dir), l.progress)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if _, err := os.Stat(l.userfaultMark()); err != nil {
 		return nil
 	}
-	if err := os.WriteFile(userfaultSetting, []byte("0\n"), 0); err != nil {
-		return fmt.Errorf("forbid userfaultfd again: %w", err)
+	if !l.othersAllowUserfaults() {
+		if err := os.WriteFile(userfaultSetting, []byte("0\n"), 0); err != nil {
+			return fmt.Errorf("forbid userfaultfd again: %w", err)
+		}
 	}
-	return nil // removeFiles removes the mark
+	return os.Remove(l.userfaultMark())
 }
