@@ -65,10 +65,7 @@ func TestAbstractProcessors(t *testing.T) {
 	var moved string
 	done := make(chan struct{})
 	go func() { defer close(done); moved = melt("abstract-moved") }()
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", "abstract-moved")
-		return strings.Contains(out, "Step"), out
-	})
+	computing(t, time.Minute, "abstract-moved")
 	must(t, "host", "drain", "b1", "--wait")
 	if got := divided(t, "abstract"); got != "a1 3, a2 1" {
 		t.Errorf("without b1 the guests are divided as %s", got)

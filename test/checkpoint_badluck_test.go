@@ -124,10 +124,7 @@ func TestAProgramOverPMGoesBackToACheckpoint(t *testing.T) {
 		out, err := melt("rail-run")
 		done <- result{out, err}
 	}()
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", "rail-run")
-		return strings.Contains(out, "Step"), out
-	})
+	computing(t, time.Minute, "rail-run")
 	for range 2 {
 		made := checkpointed(t, "rail")
 		t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)

@@ -92,28 +92,30 @@ func (p *program) right(t *testing.T) {
 		run := decoded[run](t, "run", "show", p.name)
 		return !run.Ended.IsZero(), run.State
 	})
-	steps := lastStep(t, lines)
-	rightAnswer(t, p.cluster, strings.Join(lines, ""), steps)
+	table := strings.Join(lines, "")
+	steps := lastStep(t, table)
+	rightAnswer(t, p.cluster, table, steps)
 	t.Logf("the first %d steps are right", steps)
 }
 
-// lastStep returns the number of the last step in a table's lines.
-func lastStep(t *testing.T, lines []string) int {
+// lastStep returns the number of the last step in a table.
+func lastStep(t *testing.T, table string) int {
 	t.Helper()
-	last := strings.Fields(lines[len(lines)-1])
-	steps, err := strconv.Atoi(last[0])
+	table = strings.TrimSpace(table)
+	last := table[strings.LastIndex(table, "\n")+1:]
+	number, _, _ := strings.Cut(strings.TrimSpace(last), " ")
+	steps, err := strconv.Atoi(number)
 	if err != nil {
-		t.Fatalf("the last line of the table is %q", last)
+		t.Fatalf("the table's last line has no step: %q", last)
 	}
 	return steps
 }
 
-// rightAnswer compares the table that two ranks have written with that of an undisturbed run.
+// rightAnswer checks that the table that two ranks have written ends with a step and is that of an undisturbed run.
 func rightAnswer(t *testing.T, cluster, got string, steps int) {
 	t.Helper()
-	rows := strings.Split(strings.TrimSpace(got), "\n")
-	if last := strings.Fields(rows[len(rows)-1]); len(last) == 0 || last[0] != strconv.Itoa(steps) {
-		t.Errorf("step %d is missing:\n%s", steps, got)
+	if last := lastStep(t, got); last != steps {
+		t.Errorf("the last step is %d, want %d:\n%s", last, steps, got)
 	}
 	if want := undisturbed(t, cluster, steps); !strings.HasPrefix(want, got) {
 		t.Errorf("the answers differ:\n%s\n---\n%s", want, got)

@@ -58,10 +58,7 @@ func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
 		out, _ := shared.watari(20*time.Second, "run", "logs", name)
 		return strings.Count(out, "\n")
 	}
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", name)
-		return strings.Contains(out, "Step"), out
-	})
+	computing(t, time.Minute, name)
 	lap("the program runs")
 	behindNAT(t, "a1", "b")
 	until(t, time.Minute, "host a2 relays between a1 and b1", func() (bool, string) {

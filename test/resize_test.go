@@ -19,10 +19,7 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 		defer close(done)
 		must(t, meltOf("grows", "grows-during", "120", "--collect", "log.lammps:"+log)...)
 	}()
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-during")
-		return strings.Contains(out, "Step"), out
-	})
+	computing(t, time.Minute, "grows-during")
 	must(t, "cluster", "resize", "grows", "--guests", "3")
 	if out := must(t, "cluster", "resize", "grows", "--guests", "3"); !strings.Contains(out, "already has, or is getting, 3 guests") {
 		t.Errorf("the same request again: %s", out)

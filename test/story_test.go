@@ -76,10 +76,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 			defer close(done)
 			out = must(t, meltOf("melt", name, strconv.Itoa(steps), append([]string{"--collect", "log.lammps:" + log}, more...)...)...)
 		}()
-		until(t, time.Minute, "the program writes its table", func() (bool, string) {
-			out, _ := shared.watari(20*time.Second, "run", "logs", name)
-			return strings.Contains(out, "Step"), out
-		})
+		computing(t, time.Minute, name)
 		moveAway(t, "melt-1")
 		if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
 			t.Errorf("the run was %s before the guest had moved", state)

@@ -85,12 +85,7 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 		t.Errorf("guests were started anew: %v", lost)
 	}
 	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kept") })
-	last := strings.Fields(before[strings.LastIndex(strings.TrimSpace(before), "\n"):])
-	steps, err := strconv.Atoi(last[0])
-	if err != nil {
-		t.Fatalf("the program's last line has no step: %q", last)
-	}
-	startMelt(t, "after-run", steps)
+	startMelt(t, "after-run", lastStep(t, before))
 	if after := meltAnswer(t, "after-run"); after != before {
 		t.Errorf("the program's answers differ, during the upgrade and after it:\n%s\n---\n%s", before, after)
 	}

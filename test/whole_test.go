@@ -212,19 +212,20 @@ func kvmMoves(t *testing.T, guest, other string) {
 		}
 		return nil
 	})
-	steps := lastStep(t, lines)
-	var undisturbed string
+	got := strings.Join(lines, "")
+	steps := lastStep(t, got)
+	var alone string
 	despitePanics(t, func(attempt string) error {
 		name := "kvm-undisturbed" + attempt
 		out, err := shared.watari(patience, meltOf("kvm", name, strconv.Itoa(steps))...)
 		if err != nil {
 			return fmt.Errorf("watari run: %w: %s", err, out)
 		}
-		undisturbed = must(t, "run", "logs", name)
+		alone = must(t, "run", "logs", name)
 		return nil
 	})
-	if want, whole := meltTable(undisturbed); !whole || !strings.HasPrefix(want, strings.Join(lines, "")) {
-		t.Errorf("the answers differ:\n%s\n---\n%s", undisturbed, lines)
+	if want, whole := meltTable(alone); !whole || !strings.HasPrefix(want, got) {
+		t.Errorf("the answers differ:\n%s\n---\n%s", alone, got)
 	}
 	t.Logf("the first %d steps are right", steps)
 	settled(t, "kvm", 2)
