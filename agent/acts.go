@@ -124,6 +124,17 @@ func (a *Agent) takeUpHypervisor() {
 	}
 }
 
+// SetCoreSpeed replaces the speed of a core in the host's information.
+func (a *Agent) SetCoreSpeed(speed float64) {
+	a.log.Info("the speed of a core was measured again", "speed", speed)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	info := proto.CloneOf(a.info)
+	info.CoreSpeed = speed
+	a.info = info
+	a.publishLocked()
+}
+
 func (a *Agent) readRecord(act machine.Act) machine.Result {
 	r, err := a.records.LoadOne(act.Guest)
 	if errors.Is(err, ErrUnreadable) {

@@ -131,6 +131,10 @@ func serve(ctx context.Context, o options) error {
 		}
 	}()
 	go usage.Run(ctx)
+	go speed.Follow(ctx, info.CoreSpeed, func() bool {
+		sample, _ := usage.Latest()
+		return sample.GetCpuGuests()+sample.GetCpuOwner()+sample.GetCpuSystem() > float64(info.Cores)/2
+	}, a.SetCoreSpeed)
 	if o.metrics != "" {
 		own := func() []metrics.Host {
 			sample, _ := usage.Latest()
