@@ -234,6 +234,8 @@ func (c *Core) Decide(w World) Decision {
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {
 		c.index.settled()
+	} else {
+		c.index.unsettled()
 	}
 	for _, until := range c.rest {
 		p.again = earlier(p.again, until)

@@ -40,13 +40,16 @@ func (p *pass) mayDescribe(host string, boot bool) bool {
 func (p *pass) hosts() {
 	for name, last := range p.described {
 		if last.again {
-			p.index.hosts[name] = true
+			p.index.left[name] = true
 		}
 		if p.Now.Sub(last.at) >= describePause {
 			delete(p.described, name)
 		}
 	}
 	for _, name := range p.index.hostNames() {
+		p.index.left[name] = true
+	}
+	for _, name := range sortedKeys(p.index.left) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
 		if h == nil || !connected || report.GetInfo() == nil || p.full() {

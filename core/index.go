@@ -30,6 +30,7 @@ type index struct {
 	everything    bool
 	guests        map[string]bool // names
 	hosts         map[string]bool // names: their orders, and what their agents say of them
+	left          map[string]bool // names of hosts whose orders are made, but what their agents say may not be stored
 	shareAgain    bool
 	moved         bool                   // a move was stored or changed
 	hostChanged   bool                   // a host was stored or changed, since policies looked at the hosts
@@ -37,6 +38,7 @@ type index struct {
 	networks      map[string]*clusterNetwork
 	former        map[string]*clusterNetwork // networks that have to be made again
 	peers         map[string]peerHosts
+	facts         map[*v1.Guest]knownFacts
 	imageDigest   map[string]*v1.Image
 	checkpointsOf map[string]set[*v1.Checkpoint] // by checkpointsKey of the cluster or volume
 	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
@@ -51,7 +53,7 @@ func newIndex() *index {
 	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, unended: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
-		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{},
+		hosts: map[string]bool{}, left: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{}, facts: map[*v1.Guest]knownFacts{},
 		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}, volumesAt: map[string]set[*v1.Volume]{}}
 }
 
@@ -126,7 +128,15 @@ func sameMap[T comparable](a, b map[string]T) bool {
 
 // settled clears the marks of guests and hosts, after a decision about all of them.
 func (x *index) settled() {
-	x.everything, x.guests, x.hosts = false, map[string]bool{}, map[string]bool{}
+	x.everything, x.guests, x.hosts, x.left = false, map[string]bool{}, map[string]bool{}, map[string]bool{}
+}
+
+// unsettled clears the marks that concern orders, after a decision that has to be continued. All its orders are made.
+func (x *index) unsettled() {
+	for _, name := range x.guestNames() {
+		x.guests[name] = true
+	}
+	x.everything, x.hosts = false, map[string]bool{}
 }
 
 func (x *index) seeGuest(name string, before, now *v1.Guest) {
@@ -149,6 +159,7 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 		remove(x.onHost, before.Host, before)
 		remove(x.ofCluster, before.Cluster, before)
 		delete(x.byUID, before.Meta.Uid)
+		delete(x.facts, before)
 		delete(x.unplaced, name)
 	}
 	if now != nil {
@@ -214,7 +225,9 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 	}
 	for _, m := range []*v1.Migration{before, now} {
 		if g := x.objects.Guests[m.GetGuest()]; g != nil {
-			x.markNetwork(g.Cluster)
+			if detourOf(before) != detourOf(now) {
+				x.markNetwork(g.Cluster)
+			}
 			x.markVolumes(x.objects.Clusters[g.Cluster])
 		}
 	}
@@ -585,7 +598,7 @@ func (x *index) guestNames() []string {
 	return names
 }
 
-// hostNames returns the names of the hosts to decide about, sorted.
+// hostNames returns the names of the hosts whose orders must be made, sorted.
 func (x *index) hostNames() []string {
 	if x.everything {
 		return sortedKeys(x.objects.Hosts)

@@ -29,6 +29,20 @@ func routedTo(g *v1.Guest, m *v1.Migration) string {
 	return g.Host
 }
 
+// detour is what a move changes in its cluster's network.
+type detour struct {
+	source, target string
+	routed         bool // messages are sent to the target
+}
+
+// detourOf returns the detour of a move. That of nil, and of an ended move, is empty.
+func detourOf(m *v1.Migration) detour {
+	if m == nil || migration.Ended(m.State) {
+		return detour{}
+	}
+	return detour{m.Source, m.Target, migration.RoutedToTarget(m.State)}
+}
+
 // network returns a cluster's network. It caches the result until the network changes.
 func (p *pass) network(cluster string) *clusterNetwork {
 	x := p.index

@@ -116,14 +116,28 @@ func sameNetwork(a, b *v1.NetworkWanted) bool {
 // sameRest reports whether two orders of one term and generation are the same but for the network and the stamp.
 func sameRest(a, b *v1.HostWanted) bool {
 	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup &&
-		sameList(a.Guests, b.Guests) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Volumes, b.Volumes) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
+		slices.EqualFunc(a.Guests, b.Guests, sameGuest) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Volumes, b.Volumes) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
 }
 
 func sameList[T interface {
 	comparable
 	proto.Message
 }](a, b []T) bool {
-	return slices.EqualFunc(a, b, func(a, b T) bool { return a == b || proto.Equal(a, b) })
+	return slices.EqualFunc(a, b, same)
+}
+
+func same[T interface {
+	comparable
+	proto.Message
+}](a, b T) bool {
+	return a == b || proto.Equal(a, b)
+}
+
+// sameGuest reports whether two orders about a guest are the same. Most of their parts are the same objects.
+func sameGuest(a, b *v1.GuestWanted) bool {
+	return a.Uid == b.Uid && a.Name == b.Name && a.Cluster == b.Cluster && a.Role == b.Role && a.Epoch == b.Epoch && a.NoFork == b.NoFork &&
+		a.LeaseMs == b.LeaseMs && same(a.Shape, b.Shape) && same(a.Image, b.Image) && same(a.Identity, b.Identity) && same(a.Migration, b.Migration) &&
+		same(a.Platform, b.Platform) && same(a.Facts, b.Facts) && same(a.Limits, b.Limits) && same(a.Restore, b.Restore) && same(a.Volume, b.Volume)
 }
 
 // baseOrders returns a host's orders without term, generations and the part that package sharing decides.
@@ -211,7 +225,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
 		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, host, epoch), Platform: g.Platform,
-		Facts: guestFacts(p.Clusters[g.Cluster], g), LeaseMs: g.LeaseMs, Volume: p.volumeSource(g)}
+		Facts: p.facts(g), LeaseMs: g.LeaseMs, Volume: p.volumeSource(g)}
 	if role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Limits = p.limits(host)
 	}
@@ -234,14 +248,26 @@ func (p *pass) identity(g *v1.Guest, host string, epoch uint64) *v1.Identity {
 	return identity
 }
 
-// guestFacts returns the facts of a guest that its host keeps. From them a recovery makes lost objects again.
-func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
-	return &v1.GuestFacts{
-		Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
-			Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec(), Resizes: c.GetResizes()},
-		Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid, Index: g.Index, Shape: g.Shape, ImageDigest: g.ImageDigest, Address: g.Address,
-		NoFork: g.NoFork, Platform: g.Platform, StartedEpoch: g.StartedEpoch,
+// facts returns the facts of a guest that its host keeps. From them a recovery makes lost objects again.
+func (p *pass) facts(g *v1.Guest) *v1.GuestFacts {
+	c := p.Clusters[g.Cluster]
+	known, is := p.index.facts[g]
+	if !is || known.cluster != c {
+		known = knownFacts{c, &v1.GuestFacts{
+			Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
+				Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec(), Resizes: c.GetResizes()},
+			Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid, Index: g.Index, Shape: g.Shape, ImageDigest: g.ImageDigest, Address: g.Address,
+			NoFork: g.NoFork, Platform: g.Platform, StartedEpoch: g.StartedEpoch,
+		}}
+		p.index.facts[g] = known
 	}
+	return known.facts
+}
+
+// knownFacts are a guest's facts, and the cluster from which they were made.
+type knownFacts struct {
+	cluster *v1.Cluster
+	facts   *v1.GuestFacts
 }
 
 func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// sameNetwork and sameRest compare each field by itself, so a new field must be added there.
+// sameNetwork, sameRest and sameGuest compare each field by itself, so a new field must be added there.
 func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 	for _, c := range []struct {
 		message proto.Message
@@ -19,6 +19,8 @@ func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 			"protocol", "stamp", "checkpoints", "volumes", "base_generation", "dropped"}}, // the last two are only in changes
 		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu", "relayed", "probes", "expelled", "guarded_lan"}},
 		{&v1.ClusterNetwork{}, []string{"name", "prefix", "peers", "home_server"}},
+		{&v1.GuestWanted{}, []string{"uid", "name", "cluster", "role", "epoch", "shape", "image", "no_fork", "identity", "migration", "platform", "facts",
+			"limits", "restore", "lease_ms", "volume"}},
 		{&v1.GuestRoute{}, []string{"address", "host"}}, // clusterNetwork.reuse
 		{&v1.Peer{}, []string{"name", "address", "slots"}},
 	} {

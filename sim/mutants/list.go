@@ -162,6 +162,8 @@ var mutants = []mutant{
 		"	x.markGuestsAt(host)\n	for _, o := range before", "	for _, o := range before"}}},
 	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
 		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n", "		if g := x.objects.Guests[m.GetGuest()]; g != nil && m == nil {\n"}}},
+	{"routes are not sent again when a move switches them", []edit{{"core/network.go",
+		"migration.RoutedToTarget(m.State)}", "false}"}}},
 	{"orders are not made again when a host reports", []edit{{"core/index.go",
 		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"}}},
 	// Abstract clusters.
