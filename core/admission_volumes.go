@@ -203,18 +203,26 @@ func staying(v *v1.Volume) error {
 	return nil
 }
 
-// MoveVolume begins to move a volume to another host, or cancels its move. If the request was granted before, the change has
+// MoveVolume begins to move a volume to another host or site, or cancels its move. If the request was granted before, the change has
 // no operations.
 func (a *Admission) MoveVolume(r *v1.MoveVolumeRequest) (change Change, err error) {
 	v, err := Find(a.Caller, "volume", r.Name, a.Volumes)
 	switch {
 	case err != nil:
 		return change, err
-	case r.Cancel && r.Host != "":
-		return change, invalid("give a host to move to, or cancel the move, not both")
+	case r.Host != "" && r.Site != "", r.Cancel == (r.Host != "" || r.Site != ""):
+		return change, invalid("give a host or a site to move to, or cancel the move")
+	}
+	to := r.Host
+	if r.Site != "" {
+		if to, err = a.hostAt(v, r.Site); err != nil {
+			return change, err
+		}
+	}
+	switch {
 	case r.Cancel && !volumeMoves(v):
 		return change, precondition("volume %s does not move", r.Name)
-	case r.Cancel && v.Move.Cancel, volumeMoves(v) && v.Move.Target == r.Host && !v.Move.Cancel:
+	case r.Cancel && v.Move.Cancel, volumeMoves(v) && v.Move.Target == to && !v.Move.Cancel:
 		return change, nil
 	case r.Cancel:
 		v = proto.CloneOf(v)
@@ -222,24 +230,59 @@ func (a *Admission) MoveVolume(r *v1.MoveVolumeRequest) (change Change, err erro
 		change.write(Update, v)
 		a.audited(&change, "volume", r.Name, "not to move to host %s any more", v.Move.Target)
 		return change, nil
-	case a.Hosts[r.Host] == nil:
-		return change, Missing("host", r.Host, a.Hosts)
-	case v.Host == r.Host && v.Move.GetTarget() == r.Host && a.Now.Sub(v.Move.Ended.AsTime()) < askedAgain:
+	case a.Hosts[to] == nil:
+		return change, Missing("host", to, a.Hosts)
+	case v.Host == to && v.Move.GetTarget() == to && a.Now.Sub(v.Move.Ended.AsTime()) < askedAgain:
 		return change, nil
-	case v.Host == r.Host:
-		return change, precondition("volume %s is on host %s already", r.Name, r.Host)
+	case v.Host == to:
+		return change, precondition("volume %s is on host %s already", r.Name, to)
 	}
 	if err := staying(v); err != nil {
 		return change, err
 	}
-	if why := a.cannotMove(v, r.Host); why != "" {
-		return change, precondition("volume %s cannot move to host %s: %s", r.Name, r.Host, why)
+	if why := a.cannotMove(v, to); why != "" {
+		return change, precondition("volume %s cannot move to host %s: %s", r.Name, to, why)
 	}
 	v = proto.CloneOf(v)
-	v.Move = newVolumeMove(v, r.Host, "user "+a.Caller.Name+" asked for it", a.Now)
+	v.Move = newVolumeMove(v, to, "user "+a.Caller.Name+" asked for it", a.Now)
 	change.write(Update, v)
-	a.audited(&change, "volume", r.Name, "to move from host %s to host %s", v.Host, r.Host)
+	a.audited(&change, "volume", r.Name, "to move from host %s to host %s", v.Host, to)
 	return change, nil
+}
+
+// hostAt chooses the host of a site for a volume: the one that has it or to which it moves, or else the one with the most room,
+// but a lent host only if no other can take it.
+func (a *Admission) hostAt(v *v1.Volume, site string) (best string, err error) {
+	if known := sites(a.Objects); !known[site] {
+		return "", Missing("site", site, known)
+	}
+	at := func(host string) bool { return a.Hosts[host].GetInfo().GetSite() == site }
+	switch {
+	case volumeMoves(v) && at(v.Move.Target):
+		return v.Move.Target, nil
+	case at(v.Host):
+		return v.Host, nil
+	}
+	var room uint64
+	var refusals []string
+	for _, name := range sortedKeys(a.Hosts) {
+		if !at(name) {
+			continue
+		}
+		if why := a.cannotMove(v, name); why != "" {
+			refusals = append(refusals, "host "+name+": "+why)
+			continue
+		}
+		report, _, _ := a.Reports.Observed(name)
+		free, lent, bestLent := volumeRoom(a.Objects, name, report), a.Hosts[name].Info.Lent, a.Hosts[best].GetInfo().GetLent()
+		if best == "" || bestLent && !lent || bestLent == lent && free > room {
+			best, room = name, free
+		}
+	}
+	if best == "" {
+		return "", precondition("volume %s cannot move to site %s: %s", v.Meta.Name, site, strings.Join(refusals[:min(len(refusals), 3)], "; "))
+	}
+	return best, nil
 }
 
 // cannotMove says why a volume cannot move to a host; empty: it can.

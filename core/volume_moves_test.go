@@ -369,11 +369,24 @@ func TestWhatIsRefusedOfMovesOfVolumes(t *testing.T) {
 			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: host})
 		}
 	}
+	toSite := func(site string) func(*household, *Admission) (Change, error) {
+		return func(_ *household, a *Admission) (Change, error) {
+			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Site: site})
+		}
+	}
 	for name, c := range map[string]struct {
 		before func(h *household)
 		do     func(h *household, a *Admission) (Change, error)
 		want   string
 	}{
+		"an unknown site": {nil, toSite("nowhere"), "there is no site \"nowhere\""},
+		"the same site":   {nil, toSite("a"), "volume data is on host a2 already"},
+		"a site out of reach": {func(h *household) { h.away = map[string]bool{"b1": true} }, toSite("b"),
+			"volume data cannot move to site b: host b1: that host is out of reach"},
+		"a host and a site": {nil, func(_ *household, a *Admission) (Change, error) {
+			return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1", Site: "b"})
+		}, "give a host or a site"},
+		"nothing":         {nil, to(""), "give a host or a site"},
 		"an unknown host": {nil, to("c9"), "there is no host \"c9\""},
 		"the same host":   {nil, to("a2"), "volume data is on host a2 already"},
 		"nothing to cancel": {nil, func(_ *household, a *Admission) (Change, error) {
@@ -412,6 +425,34 @@ func TestWhatIsRefusedOfMovesOfVolumes(t *testing.T) {
 			a.Caller = Caller{Name: "ann"}
 			if _, err := c.do(h, a); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the answer is %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// A volume moves to a host of the site, and to a lent one only if no other can take it. The same request again changes nothing.
+func TestAVolumeMovesToASite(t *testing.T) {
+	for name, c := range map[string]struct {
+		lent, away string
+		want       string
+	}{
+		"one that nobody uses":            {"a1", "", "b1"},
+		"another that nobody uses":        {"b1", "", "a1"},
+		"a lent one if there is no other": {"b1", "a1", "b1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := inUse(t)
+			for _, host := range []string{"a1", "b1"} {
+				h.change(host, func(b *v1.Host) { b.Info.Site, b.Info.Lent = "b", c.lent == host })
+			}
+			h.away = map[string]bool{c.away: true}
+			for range 2 {
+				h.ask(func(a *Admission) (Change, error) {
+					return a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Site: "b"})
+				})
+				if got := h.data().Move.GetTarget(); got != c.want {
+					t.Errorf("the volume moves to %q, want %s", got, c.want)
+				}
 			}
 		})
 	}

@@ -258,8 +258,11 @@ func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
 	whole()
 	noDisk("b1")
 
-	must(t, "volume", "move", "trek", "--host", "b1", "--detach")
+	t.Cleanup(func() { must(t, "host", "drain", "b2", "--undo") })
+	must(t, "host", "drain", "b2")
+	must(t, "volume", "move", "trek", "--site", "b", "--detach")
 	begun()
+	must(t, "host", "drain", "b2", "--undo")
 	signal("b1", "watari-agent --manager", syscall.SIGKILL)
 	signal("a2", "qemu-storage-daemon", syscall.SIGKILL)
 	hostsReady(t)

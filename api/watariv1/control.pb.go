@@ -2130,8 +2130,9 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 type MoveVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`      // this, or site, or cancel
 	Cancel        bool                   `protobuf:"varint,3,opt,name=cancel,proto3" json:"cancel,omitempty"` // the move that is under way, to whichever host
+	Site          string                 `protobuf:"bytes,4,opt,name=site,proto3" json:"site,omitempty"`      // to the host of this site that has the most room
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2185,6 +2186,13 @@ func (x *MoveVolumeRequest) GetCancel() bool {
 		return x.Cancel
 	}
 	return false
+}
+
+func (x *MoveVolumeRequest) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
 }
 
 type MoveVolumeResponse struct {
@@ -7835,11 +7843,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\avolumes\x18\x01 \x03(\v2\x11.watari.v1.VolumeR\avolumes\")\n" +
 	"\x13DeleteVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14DeleteVolumeResponse\"S\n" +
+	"\x14DeleteVolumeResponse\"g\n" +
 	"\x11MoveVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +
-	"\x06cancel\x18\x03 \x01(\bR\x06cancel\"?\n" +
+	"\x06cancel\x18\x03 \x01(\bR\x06cancel\x12\x12\n" +
+	"\x04site\x18\x04 \x01(\tR\x04site\"?\n" +
 	"\x12MoveVolumeResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.watari.v1.VolumeR\x06volume\"C\n" +
 	"\x13AllowStorageRequest\x12,\n" +

@@ -288,7 +288,7 @@ type ControlServiceClient interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
-	// MoveVolume begins to move a volume to another host, while clusters may use it, or cancels its move.
+	// MoveVolume begins to move a volume to another host or site, while clusters may use it, or cancels its move.
 	MoveVolume(context.Context, *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error)
 	// AllowStorage lets clusters mount a folder of a file server outside.
 	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)
@@ -1234,7 +1234,7 @@ type ControlServiceHandler interface {
 	ListVolumes(context.Context, *connect.Request[watariv1.ListVolumesRequest]) (*connect.Response[watariv1.ListVolumesResponse], error)
 	// DeleteVolume deletes a volume that no cluster uses, with all that is on it.
 	DeleteVolume(context.Context, *connect.Request[watariv1.DeleteVolumeRequest]) (*connect.Response[watariv1.DeleteVolumeResponse], error)
-	// MoveVolume begins to move a volume to another host, while clusters may use it, or cancels its move.
+	// MoveVolume begins to move a volume to another host or site, while clusters may use it, or cancels its move.
 	MoveVolume(context.Context, *connect.Request[watariv1.MoveVolumeRequest]) (*connect.Response[watariv1.MoveVolumeResponse], error)
 	// AllowStorage lets clusters mount a folder of a file server outside.
 	AllowStorage(context.Context, *connect.Request[watariv1.AllowStorageRequest]) (*connect.Response[watariv1.AllowStorageResponse], error)

@@ -18,25 +18,25 @@ import (
 )
 
 func newMove(env *cli.Env) *cobra.Command {
-	var host string
+	var host, site string
 	var detach, cancel bool
 	command := &cobra.Command{
-		Use:   "move VOLUME (--host HOST | --cancel)",
-		Short: "Move a volume to another host, while a cluster may use it",
-		Long: "Move a volume to another host. A cluster that uses it goes on: the volume's disk is copied meanwhile, and programs wait for its files only " +
+		Use:   "move VOLUME (--host HOST | --site SITE | --cancel)",
+		Short: "Move a volume to another host or site, while a cluster may use it",
+		Long: "Move a volume to another host, or to the host of a site that has the most room. A cluster that uses it goes on: the volume's disk is copied meanwhile, and programs wait for its files only " +
 			"for a few seconds, when the new host takes over. Then the old disk is deleted.\n\n" +
 			"If a host or the network fails, the copy is made again, or the volume stays where it is; nothing that was written is lost. Ctrl-C ends only the waiting.",
-		Example: "  watari volume move data --host rack-2\n  watari volume move data --cancel",
+		Example: "  watari volume move data --host rack-2\n  watari volume move data --site north\n  watari volume move data --cancel",
 		Args:    cli.Args("VOLUME"), ValidArgsFunction: env.Complete(cli.Volumes),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			name := args[0]
 			if err := cli.CheckName("volume", name); err != nil {
 				return err
 			}
-			if (host == "") != cancel {
-				return cli.Usagef("say where the volume is to be with --host, or cancel its move with --cancel")
+			if host != "" && site != "" || cancel == (host != "" || site != "") {
+				return cli.Usagef("say where the volume is to be with --host or --site, or cancel its move with --cancel")
 			}
-			response, err := c.MoveVolume(ctx, connect.NewRequest(&v1.MoveVolumeRequest{Name: name, Host: host, Cancel: cancel}))
+			response, err := c.MoveVolume(ctx, connect.NewRequest(&v1.MoveVolumeRequest{Name: name, Host: host, Site: site, Cancel: cancel}))
 			switch {
 			case err != nil && cancel:
 				return fmt.Errorf("cancel the move of volume %s: %w", name, err)
@@ -54,9 +54,11 @@ func newMove(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().StringVar(&host, "host", "", "host that is to have the volume")
+	command.Flags().StringVar(&site, "site", "", "site that is to have the volume")
 	command.Flags().BoolVar(&cancel, "cancel", false, "cancel the move that is under way")
 	command.Flags().BoolVarP(&detach, "detach", "d", false, "return at once")
 	env.CompleteFlag(command, "host", cli.Hosts)
+	env.CompleteFlag(command, "site", cli.Sites)
 	return command
 }
 
