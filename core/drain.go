@@ -3,7 +3,6 @@ package core
 // drain.go - moves guests away from hosts that are drained or that a policy withdraws.
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -28,9 +27,15 @@ func (p *pass) drain() {
 			}
 		}
 	}
+	if len(leaving) == 0 || len(p.openRoom().takers()) == 0 {
+		return
+	}
 	// The guests of a cluster one after the other, so that they share a view of the hosts.
 	slices.SortFunc(leaving, func(a, b *v1.Guest) int {
-		return cmp.Or(strings.Compare(a.Cluster, b.Cluster), strings.Compare(a.Meta.Name, b.Meta.Name))
+		if c := strings.Compare(a.Cluster, b.Cluster); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Meta.Name, b.Meta.Name)
 	})
 	for _, g := range leaving {
 		if p.full() {
