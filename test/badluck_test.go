@@ -103,7 +103,8 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 	move := beginMove(t, "fault-0", to, "--bandwidth", "4M")
 	until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
 		m := newestMove(t, "fault-0")
-		return m.Progress.ProcessedBytes != "", m.State
+		// After a cancelled move, libvirt tells of that move's progress until the target's QEMU has begun.
+		return m.Progress.ProcessedBytes != "" && len(processesOn(to, "qemu-system.*watari-fault")) > 0, m.State
 	})
 	begun := time.Now()
 	f.do(t, from, to)

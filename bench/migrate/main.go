@@ -46,6 +46,7 @@ type migrateReport struct {
 	FarRatio      report.Stat   `json:"far_total_ratio"`
 	FarDowntime   report.Stat   `json:"far_downtime_ms"`
 	Sent          report.Stat   `json:"far_sent_mib"`
+	Far           []farPhase    `json:"far"` // of Watari's moves
 	Goals         []report.Goal `json:"goals"`
 }
 
@@ -54,6 +55,13 @@ type window struct {
 	begin, end time.Time
 	total      float64 // s, from command to return
 	downtime   float64 // ms
+}
+
+// farPhase is a move to the other site.
+type farPhase struct {
+	phase
+	Sending float64 `json:"sending_s"` // of Seconds: until the guest's memory was sent, but for the last pass
+	Rest    float64 `json:"rest_s"`    // then, until the command returned; what is left was before the sending
 }
 
 type guest struct {
@@ -67,13 +75,16 @@ type migration struct {
 	Message    string
 	DowntimeMs float64
 	Progress   struct{ TransferredBytes string }
+	Started    time.Time
+	Switched   time.Time
 }
 
 func main() {
 	runs := flag.Int("runs", 8, "repetitions: each is two moves by Watari and two by virsh")
+	far := flag.Bool("far", false, "only the moves between sites; no report is written")
 	whole := flag.Bool("whole", false, "hosts that are whole machines, with guests under KVM")
 	flag.Parse()
-	measure := bench
+	measure := func(runs int) error { return bench(runs, *far) }
 	if *whole {
 		measure = benchWhole
 	}
@@ -124,7 +135,7 @@ func benchWhole(runs int) error {
 // wan is the shape of the WAN between the sites for far.
 const wan = "20ms,200mbit"
 
-func bench(runs int) error {
+func bench(runs int, far bool) error {
 	r := migrateReport{Header: report.NewHeader("bench-migrate", "make bench-migrate")}
 	if err := compile(); err != nil {
 		return err
@@ -136,16 +147,18 @@ func bench(runs int) error {
 	if err != nil {
 		return err
 	}
-	if err := r.single(s, runs); err != nil {
-		return err
-	}
-	if err := r.together(s, (runs+1)/2); err != nil {
-		return err
+	if !far {
+		if err := r.single(s, runs); err != nil {
+			return err
+		}
+		if err := r.together(s, (runs+1)/2); err != nil {
+			return err
+		}
 	}
 	if _, err := s.Watari("lab", "wan", "set", "--name", "bench-migrate", wan); err != nil {
 		return err
 	}
-	if err := r.far(s, (runs+1)/2); err != nil {
+	if err := r.far(s, (runs+1)/2); err != nil || far {
 		return err
 	}
 	r.Goals = []report.Goal{report.AtMost("guest stopped, ms, against 1.3 times virsh's", r.Downtime.Median, 1.3*r.PeerDowntime.Median),
@@ -197,6 +210,7 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 			if err != nil {
 				return err
 			}
+			time.Sleep(apart)
 			ours = append(ours, w)
 			fmt.Printf("Watari, run %d: %.2f s, stopped %.0f ms\n", i+1, w.total, m.DowntimeMs)
 		}
@@ -293,16 +307,24 @@ func (r *migrateReport) far(s *system.System, runs int) error {
 			return err
 		}
 		for range 2 {
-			w, m, err := ourMove(s, "bf-0", away)
+			var w window
+			var m migration
+			p, err := profiled(func() (err error) {
+				w, m, err = ourMove(s, "bf-0", away)
+				return err
+			})
 			if err != nil {
 				return err
 			}
+			time.Sleep(apart)
+			f := farPhase{p, m.Switched.Sub(m.Started).Seconds(), w.end.Sub(m.Switched).Seconds()}
+			r.Far = append(r.Far, f)
 			bytes, err := strconv.ParseFloat(m.Progress.TransferredBytes, 64)
 			if err != nil {
 				return err
 			}
 			ours, sent = append(ours, w), append(sent, bytes/(1<<20))
-			fmt.Printf("Watari, run %d over %s: %.2f s, stopped %.0f ms\n", i+1, wan, w.total, m.DowntimeMs)
+			fmt.Printf("Watari, run %d over %s: stopped %.0f ms; %.2f s sending, %.2f s after that; %s\n", i+1, wan, m.DowntimeMs, f.Sending, f.Rest, p)
 		}
 		ws, err := peerMoves(s, "bf-0", away)
 		if err != nil {
@@ -380,6 +402,9 @@ func other(host string) string {
 	return "a1"
 }
 
+// apart is the pause between moves, so that their windows do not overlap.
+const apart = 1500 * time.Millisecond
+
 // ourMove moves a guest to another host.
 func ourMove(s *system.System, name string, away func(string) string) (window, migration, error) {
 	var m migration
@@ -393,7 +418,6 @@ func ourMove(s *system.System, name string, away func(string) string) (window, m
 	}
 	w.end, w.downtime = time.Now(), m.DowntimeMs
 	w.total = w.end.Sub(w.begin).Seconds()
-	time.Sleep(1500 * time.Millisecond) // keeps the windows apart
 	return w, m, nil
 }
 
