@@ -32,7 +32,7 @@ const (
 	HostState_HOST_STATE_READY       HostState = 1 // its agent is connected
 	HostState_HOST_STATE_UNREACHABLE HostState = 2 // its agent is not connected; its guests may well run on
 	HostState_HOST_STATE_DRAINING    HostState = 3 // takes no guests; those it has are being moved away
-	HostState_HOST_STATE_DRAINED     HostState = 4 // takes no guests and has none
+	HostState_HOST_STATE_DRAINED     HostState = 4 // takes no guests, has none, and none of their processes
 	HostState_HOST_STATE_WITHDRAWN   HostState = 5 // a policy keeps guests from it, and moves away those it has
 	HostState_HOST_STATE_QUARANTINED HostState = 6 // cut off: the manager and other hosts refuse it; its guests may well run on
 )

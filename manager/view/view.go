@@ -63,20 +63,22 @@ func host(s *core.Objects, r core.Reports, name string, guests []string, relays 
 	if h.Draining {
 		h.Volumes = core.VolumesLeft(s, r, name)
 	}
-	h.State = hostState(h, connected)
+	processes := slices.ContainsFunc(report.GetGuests(), func(g *v1.GuestObserved) bool { return g.Process })
+	h.State = hostState(h, connected, processes)
 	h.Relayed = relays[name]
 	return h
 }
 
 // hostState returns the state of a host with its guests and volumes. Volumes that cannot move do not keep it from being drained.
-func hostState(h *v1.Host, connected bool) v1.HostState {
+// processes: the host may have processes of guests. A guest that has moved still has one for a moment, which uses its image's file.
+func hostState(h *v1.Host, connected, processes bool) v1.HostState {
 	leaves := func(v *v1.HostVolume) bool { return !v.Stays }
 	switch {
 	case h.Quarantine.GetCutOff() != nil:
 		return v1.HostState_HOST_STATE_QUARANTINED
 	case !connected:
 		return v1.HostState_HOST_STATE_UNREACHABLE
-	case h.Draining && (len(h.Guests) > 0 || slices.ContainsFunc(h.Volumes, leaves)):
+	case h.Draining && (len(h.Guests) > 0 || processes || slices.ContainsFunc(h.Volumes, leaves)):
 		return v1.HostState_HOST_STATE_DRAINING
 	case h.Draining:
 		return v1.HostState_HOST_STATE_DRAINED

@@ -37,13 +37,16 @@ func TestAllHostsAreAsEachOfThem(t *testing.T) {
 	}
 }
 
-func TestAHostIsDrainedWhenNoVolumeThatCanMoveIsOnIt(t *testing.T) {
+func TestAHostIsDrainedWhenNothingThatCanLeaveIsOnIt(t *testing.T) {
 	h := &v1.Host{Draining: true, Volumes: []*v1.HostVolume{{Name: "data"}, {Name: "old", Stays: true}}}
-	if state := hostState(h, true); state != v1.HostState_HOST_STATE_DRAINING {
+	if state := hostState(h, true, false); state != v1.HostState_HOST_STATE_DRAINING {
 		t.Errorf("with a volume that moves: %v", state)
 	}
 	h.Volumes = h.Volumes[1:]
-	if state := hostState(h, true); state != v1.HostState_HOST_STATE_DRAINED {
+	if state := hostState(h, true, true); state != v1.HostState_HOST_STATE_DRAINING {
+		t.Errorf("with the process of a guest that has moved: %v", state)
+	}
+	if state := hostState(h, true, false); state != v1.HostState_HOST_STATE_DRAINED {
 		t.Errorf("with a volume that stays: %v", state)
 	}
 }
