@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 	"strconv"
 	"time"
 
@@ -14,14 +13,15 @@ import (
 )
 
 const (
-	// pieces is the number of measurements. They are short, so other work of the host hardly waits. Their median leaves out
-	// disturbed ones.
+	// pieces is the number of measurements. They are short, so other work of the host hardly waits. The best counts, because a
+	// disturbance only slows them down. On virtual machines, pieces took up to twice as long for tenths of a second now and then,
+	// probably while the core's other thread computed for another machine.
 	pieces = 9
 	// reference is the time of a piece on a core of speed 1, about a core of a server of 2020.
-	reference = 8 * time.Millisecond
-	// places is the number of 8-byte words that the work walks through: more than the first-level cache holds, less than the
-	// second-level cache.
-	places = 1 << 15
+	reference = 7 * time.Millisecond
+	// places is the number of 8-byte words that the work walks through. They fit in the first-level cache: what other programs
+	// leave of larger caches differs much.
+	places = 1 << 11
 	rounds = 1 << 22
 )
 
@@ -35,8 +35,8 @@ func Core() (float64, error) {
 	for i := range table {
 		table[i] = uint64(i) * 0x9e3779b97f4a7c15
 	}
-	var took []time.Duration
-	for range pieces + 1 {
+	best := time.Duration(math.MaxInt64)
+	for range pieces {
 		begun, err := threadTime()
 		if err != nil {
 			return 0, err
@@ -48,11 +48,9 @@ func Core() (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		took = append(took, ended-begun)
+		best = min(best, ended-begun)
 	}
-	took = took[1:] // the first piece filled the caches
-	slices.Sort(took)
-	return rounded(reference.Seconds() / max(took[pieces/2], time.Microsecond).Seconds()), nil
+	return rounded(reference.Seconds() / max(best, time.Microsecond).Seconds()), nil
 }
 
 // rounded keeps two digits, so that measurements of one host are mostly equal.
