@@ -250,9 +250,8 @@ func (a *Admission) MoveVolume(r *v1.MoveVolumeRequest) (change Change, err erro
 	return change, nil
 }
 
-// hostAt chooses the host of a site for a volume: the one that has it or to which it moves, or else the one with the most room,
-// but a lent host only if no other can take it.
-func (a *Admission) hostAt(v *v1.Volume, site string) (best string, err error) {
+// hostAt chooses the host of a site for a volume: the one that has it or to which it moves, or else the roomiest.
+func (a *Admission) hostAt(v *v1.Volume, site string) (string, error) {
 	if known := sites(a.Objects); !known[site] {
 		return "", Missing("site", site, known)
 	}
@@ -263,7 +262,7 @@ func (a *Admission) hostAt(v *v1.Volume, site string) (best string, err error) {
 	case at(v.Host):
 		return v.Host, nil
 	}
-	var room uint64
+	var chosen roomiest
 	var refusals []string
 	for _, name := range sortedKeys(a.Hosts) {
 		if !at(name) {
@@ -274,15 +273,12 @@ func (a *Admission) hostAt(v *v1.Volume, site string) (best string, err error) {
 			continue
 		}
 		report, _, _ := a.Reports.Observed(name)
-		free, lent, bestLent := volumeRoom(a.Objects, name, report), a.Hosts[name].Info.Lent, a.Hosts[best].GetInfo().GetLent()
-		if best == "" || bestLent && !lent || bestLent == lent && free > room {
-			best, room = name, free
-		}
+		chosen.offer(a.Hosts[name], volumeRoom(a.Objects, name, report))
 	}
-	if best == "" {
+	if chosen.host == "" {
 		return "", precondition("volume %s cannot move to site %s: %s", v.Meta.Name, site, strings.Join(refusals[:min(len(refusals), 3)], "; "))
 	}
-	return best, nil
+	return chosen.host, nil
 }
 
 // cannotMove says why a volume cannot move to a host; empty: it can.

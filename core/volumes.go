@@ -326,8 +326,8 @@ const volumeSlack = 1 << 30
 // volumeHost chooses the host for a volume: the one with the most room, but a lent host only if no other has room. If
 // there is none, it says why. moves: the volume moves there from the host that has it. Hosts that could not take the volume
 // are not asked again for a while.
-func (p *pass) volumeHost(v *v1.Volume, moves bool) (best, why string) {
-	var room uint64
+func (p *pass) volumeHost(v *v1.Volume, moves bool) (host, why string) {
+	var chosen roomiest
 	for _, name := range sortedKeys(p.Hosts) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
@@ -344,15 +344,25 @@ func (p *pass) volumeHost(v *v1.Volume, moves bool) (best, why string) {
 		if free < v.SizeBytes+volumeSlack {
 			continue
 		}
-		lent, bestLent := h.Info.Lent, p.Hosts[best].GetInfo().GetLent()
-		if best == "" || bestLent && !lent || bestLent == lent && free > room {
-			best, room = name, free
-		}
+		chosen.offer(h, free)
 	}
-	if best == "" {
+	if chosen.host == "" {
 		why = fmt.Sprintf("no host that is connected and keeps volumes has %s of disk free", humanize.IBytes(v.SizeBytes+volumeSlack))
 	}
-	return best, why
+	return chosen.host, why
+}
+
+// roomiest chooses among the hosts that can take a volume: the one with the most room, but a lent host only if no other can.
+type roomiest struct {
+	host string // empty: none was offered
+	lent bool
+	room uint64 // bytes
+}
+
+func (r *roomiest) offer(h *v1.Host, room uint64) {
+	if lent := h.Info.Lent; r.host == "" || r.lent && !lent || r.lent == lent && room > r.room {
+		*r = roomiest{h.Meta.Name, lent, room}
+	}
 }
 
 // volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes. Volumes that move to the
