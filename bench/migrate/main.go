@@ -60,8 +60,8 @@ type window struct {
 // farPhase is a move to the other site.
 type farPhase struct {
 	phase
-	Sending float64 `json:"sending_s"` // of Seconds: until the guest's memory was sent, but for the last pass
-	Rest    float64 `json:"rest_s"`    // then, until the command returned; what is left was before the sending
+	Before float64 `json:"before_switch_s"` // of Seconds: from the move's turn until routes were switched. The target makes room, and gets the memory
+	After  float64 `json:"after_switch_s"`  // then, until the command returned
 }
 
 type guest struct {
@@ -324,7 +324,7 @@ func (r *migrateReport) far(s *system.System, runs int) error {
 				return err
 			}
 			ours, sent = append(ours, w), append(sent, bytes/(1<<20))
-			fmt.Printf("Watari, run %d over %s: stopped %.0f ms; %.2f s sending, %.2f s after that; %s\n", i+1, wan, m.DowntimeMs, f.Sending, f.Rest, p)
+			fmt.Printf("Watari, run %d over %s: stopped %.0f ms; %.2f s before routes were switched, %.2f s after that; %s\n", i+1, wan, m.DowntimeMs, f.Before, f.After, p)
 		}
 		ws, err := peerMoves(s, "bf-0", away)
 		if err != nil {
