@@ -96,7 +96,7 @@ func TestPrometheusAndTheDashboard(t *testing.T) {
 			}
 		})
 	}
-	// The sample at an owner's return has no rates.
+	// An agent publishes a sample without rates when its owner types again after a pause. The next sample has them.
 	until(t, time.Minute, "manager and agent have the same metrics", func() (bool, string) {
 		all, own := metricsOf(t, manager), metricsOf(t, agent)
 		return slices.Equal(all, own), fmt.Sprintf("the manager has\n%q\nand the agent of host %s has\n%q", all, host, own)
