@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -155,30 +154,25 @@ func (h hierarchies) prepare(ctx context.Context, lab, host string, share float6
 		return nil
 	}
 	if alone {
-		return h.gather(lab, host)
+		return h.gather(ctx, lab, host)
 	}
 	return removeGroup(ctx, filepath.Join(h.roots[0], groupPath(lab, host)), filepath.Join(h.roots[0], paths[0]))
 }
 
 // gather moves the processes that are counted as a host's into the group in which the host is alone. Meanwhile new processes
-// may begin.
-func (h hierarchies) gather(lab, host string) error {
+// may begin. One that ends cannot be moved, and is listed until the kernel has freed its memory.
+func (h hierarchies) gather(ctx context.Context, lab, host string) error {
 	files := h.members(lab, host, true)
-	for range 100 {
+	return waitFor(ctx, 10*time.Second, "all processes of host "+host+" are in "+files[0], func() bool {
 		counted, _ := os.ReadFile(files[1])
 		present, _ := os.ReadFile(files[0])
 		there := strings.Fields(string(present))
 		elsewhere := slices.DeleteFunc(strings.Fields(string(counted)), func(pid string) bool { return slices.Contains(there, pid) })
-		if len(elsewhere) == 0 {
-			return nil
-		}
 		for _, pid := range elsewhere {
-			if err := os.WriteFile(files[0], []byte(pid), 0); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended
-				return err
-			}
+			_ = os.WriteFile(files[0], []byte(pid), 0) // fails if the process has ended
 		}
-	}
-	return fmt.Errorf("host %s begins processes faster than they can be moved into %s", host, files[0])
+		return len(elsewhere) == 0
+	})
 }
 
 func (h hierarchies) limit(path string, share float64) error {
