@@ -169,7 +169,8 @@ func setEntry(path, name, line string, mode os.FileMode) error {
 	return writeFile(path, []byte(kept.String()), mode)
 }
 
-// startSSH makes keys for the guest's SSH server and starts it, if the image has one.
+// startSSH makes keys for the guest's SSH server and starts it, if the image has one. There is no RSA key: on a host without
+// KVM, making it may take a minute.
 func (a *Agent) startSSH() {
 	server, err := exec.LookPath("/usr/sbin/sshd")
 	if err != nil {
@@ -184,9 +185,11 @@ func (a *Agent) startSSH() {
 	for _, path := range old {
 		os.Remove(path)
 	}
-	if out, err := exec.Command("ssh-keygen", "-A").CombinedOutput(); err != nil {
-		a.log.Warn("make SSH host keys", "error", err, "output", string(out))
-		return
+	for _, kind := range []string{"ed25519", "ecdsa"} {
+		if out, err := exec.Command("ssh-keygen", "-q", "-t", kind, "-N", "", "-f", "/etc/ssh/ssh_host_"+kind+"_key").CombinedOutput(); err != nil {
+			a.log.Warn("make an SSH host key", "kind", kind, "error", err, "output", string(out))
+			return
+		}
 	}
 	os.MkdirAll("/run/sshd", 0o755)
 	if out, err := exec.Command(server).CombinedOutput(); err != nil {
