@@ -377,6 +377,9 @@ func newCluster(t *testing.T, name string, guests int, more ...string) {
 	must(t, args...)
 	t.Cleanup(func() {
 		defer watching.check(t)
+		if t.Failed() {
+			logTails(t)
+		}
 		if out, err := shared.watari(2*time.Minute, "cluster", "delete", name, "--wait"); err != nil {
 			t.Errorf("delete cluster %s: %v\n%s", name, err, out)
 		}

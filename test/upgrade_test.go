@@ -179,6 +179,8 @@ func useOwnLab(t *testing.T, from, lab, address string, names []string) {
 
 // logTails logs the ends of the logs that disappear with the lab.
 func logTails(t *testing.T) {
+	events, _ := shared.watari(time.Minute, "events", "--last", "40")
+	t.Logf("the last events:\n%s", events)
 	paths := []string{filepath.Join(shared.state, "manager", "manager.log")}
 	for _, host := range hosts {
 		paths = append(paths, filepath.Join("/var/lib/watari/lab", labName, "hosts", host, "log", "agent.log"))
