@@ -5,6 +5,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,7 +46,7 @@ func layerOf(t *testing.T, headers ...tar.Header) ociv1.Layer {
 		w.Write([]byte(text))
 	}
 	w.Close()
-	layer, err := tarball.LayerFromReader(&file)
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Bytes())), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
