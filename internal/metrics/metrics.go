@@ -108,13 +108,18 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 	if s == nil {
 		return
 	}
-	gauge(hostCPU, s.CpuGuests, h.Name, site, "guests")
-	gauge(hostCPU, s.CpuOwner, h.Name, site, "owner")
-	gauge(hostCPU, s.CpuSystem, h.Name, site, "system")
+	rate := func(d *prometheus.Desc, value float64, labels ...string) {
+		if s.Seconds > 0 { // otherwise no rates are known, and 0 would be wrong
+			gauge(d, value, labels...)
+		}
+	}
+	rate(hostCPU, s.CpuGuests, h.Name, site, "guests")
+	rate(hostCPU, s.CpuOwner, h.Name, site, "owner")
+	rate(hostCPU, s.CpuSystem, h.Name, site, "system")
 	gauge(hostAvailable, float64(s.MemoryAvailableBytes), h.Name, site)
 	gauge(hostGuests, float64(s.MemoryGuestsBytes), h.Name, site)
-	gauge(hostReceived, s.MigrationReceived, h.Name, site)
-	gauge(hostSent, s.MigrationSent, h.Name, site)
+	rate(hostReceived, s.MigrationReceived, h.Name, site)
+	rate(hostSent, s.MigrationSent, h.Name, site)
 	for resource, p := range map[string]*v1.Pressure{"cpu": s.CpuPressure, "memory": s.MemoryPressure, "io": s.IoPressure} {
 		if p != nil {
 			gauge(hostPressure, p.Some, h.Name, site, resource)
@@ -134,10 +139,10 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 			continue
 		}
 		seen[g.Name] = true
-		gauge(guestCPU, g.Cpu, g.Name, h.Name)
+		rate(guestCPU, g.Cpu, g.Name, h.Name)
 		gauge(guestMemory, float64(g.MemoryBytes), g.Name, h.Name)
-		gauge(guestReceived, g.Received, g.Name, h.Name)
-		gauge(guestSent, g.Sent, g.Name, h.Name)
-		gauge(guestDirty, g.DirtyRate, g.Name, h.Name)
+		rate(guestReceived, g.Received, g.Name, h.Name)
+		rate(guestSent, g.Sent, g.Name, h.Name)
+		rate(guestDirty, g.DirtyRate, g.Name, h.Name)
 	}
 }

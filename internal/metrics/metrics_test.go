@@ -20,7 +20,7 @@ import (
 
 func hosts() []Host {
 	return []Host{
-		{Name: "a1", Info: &v1.HostInfo{Site: "a", Cores: 4}, Sample: &v1.HostSample{CpuGuests: 1.5, CpuOwner: 0.25, CpuPressure: &v1.Pressure{Some: 0.5},
+		{Name: "a1", Info: &v1.HostInfo{Site: "a", Cores: 4}, Sample: &v1.HostSample{Seconds: 1, CpuGuests: 1.5, CpuOwner: 0.25, CpuPressure: &v1.Pressure{Some: 0.5},
 			MemoryAvailableBytes: 1024, MigrationSent: 25e6, Owner: &v1.OwnerActivity{Users: []string{"ann"}, TerminalIdle: proto.Float64(3)},
 			Guests: []*v1.GuestSample{{Name: "md-0", Cpu: 1.5, MemoryBytes: 512, Sent: 10, DirtyRate: 3e6}}}},
 		{Name: "b1", Info: &v1.HostInfo{Site: "b", Cores: 2}},
@@ -65,6 +65,20 @@ watari_host_pressure_ratio{host="a1",resource="cpu",site="a"} 0.5
 	}
 }
 
+// A sample that an owner's return causes has no rates. A rate of 0 would say that the host is idle.
+func TestASampleWithoutRatesGivesNoRates(t *testing.T) {
+	glance := func() []Host {
+		all := hosts()
+		all[0].Sample.Seconds = 0
+		return all
+	}
+	for name, want := range map[string]int{"watari_host_cpu_cores": 0, "watari_guest_cpu_cores": 0, "watari_guest_memory_bytes": 1, "watari_host_owner_users": 1} {
+		if n := testutil.CollectAndCount(Hosts(glance), name); n != want {
+			t.Errorf("%d series of %s, want %d", n, name, want)
+		}
+	}
+}
+
 func TestServe(t *testing.T) {
 	server := httptest.NewServer(handler(Hosts(hosts)))
 	defer server.Close()
@@ -99,7 +113,7 @@ func TestAPortThatIsTakenEndsNothing(t *testing.T) {
 // A recreated cluster has guests of the same names, and the QEMU of an old guest may still run.
 func TestTwoGuestsOfOneNameAreOneSeries(t *testing.T) {
 	twice := func() []Host {
-		return []Host{{Name: "a1", Sample: &v1.HostSample{Guests: []*v1.GuestSample{{Uid: "1", Name: "md-0"}, {Uid: "2", Name: "md-0"}}}}}
+		return []Host{{Name: "a1", Sample: &v1.HostSample{Seconds: 1, Guests: []*v1.GuestSample{{Uid: "1", Name: "md-0"}, {Uid: "2", Name: "md-0"}}}}}
 	}
 	if n := testutil.CollectAndCount(Hosts(twice), "watari_guest_cpu_cores"); n != 1 {
 		t.Errorf("%d series", n)
