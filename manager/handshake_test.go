@@ -10,6 +10,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"io"
 	"math/big"
 	"net/http"
 	"net/url"
@@ -18,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"watari/ca"
 )
 
@@ -25,8 +29,8 @@ import (
 func TestAStrangersHeadersAreLimited(t *testing.T) {
 	r := start(t, t.TempDir())
 	token := mustToken(t, r.hostToken())
-	for _, http2 := range []bool{false, true} {
-		client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(token), ForceAttemptHTTP2: http2}}
+	for _, second := range []bool{false, true} {
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(token), ForceAttemptHTTP2: second}}
 		for _, fields := range []int{1, 100} {
 			for size, taken := range map[int]bool{8 << 10: true, 16 << 10: false, 1 << 20: false} {
 				request, err := http.NewRequestWithContext(bounded(t), http.MethodGet, r.url+"/blobs/sha256:"+strings.Repeat("0", 64), nil)
@@ -39,7 +43,7 @@ func TestAStrangersHeadersAreLimited(t *testing.T) {
 				resp, err := client.Do(request)
 				if err == nil {
 					resp.Body.Close()
-					if http2 != (resp.ProtoMajor == 2) {
+					if second != (resp.ProtoMajor == 2) {
 						t.Fatalf("the protocol is %s", resp.Proto)
 					}
 				}
@@ -47,11 +51,47 @@ func TestAStrangersHeadersAreLimited(t *testing.T) {
 				// the manager has closed the connection.
 				switch {
 				case taken && (err != nil || resp.StatusCode != http.StatusUnauthorized):
-					t.Errorf("HTTP/2 %v: %d bytes in %d fields: %v, %v", http2, size, fields, resp, err)
+					t.Errorf("HTTP/2 %v: %d bytes in %d fields: %v, %v", second, size, fields, resp, err)
 				case !taken && err == nil && resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge:
-					t.Errorf("HTTP/2 %v: %d bytes in %d fields: %s", http2, size, fields, resp.Status)
+					t.Errorf("HTTP/2 %v: %d bytes in %d fields: %s", second, size, fields, resp.Status)
 				}
 			}
+		}
+	}
+}
+
+// A frame of HTTP/2 is read whole before anything else is known of its sender.
+func TestAStrangersFramesAreSmall(t *testing.T) {
+	r := start(t, t.TempDir())
+	config := ca.JoinTLS(mustToken(t, r.hostToken()))
+	config.NextProtos = []string{"h2"}
+	for size, taken := range map[int]bool{16 << 10: true, 16<<10 + 1: false} {
+		conn, err := tls.Dial("tcp", strings.TrimPrefix(r.url, "https://"), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(time.Minute))
+		if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+			t.Fatal(err)
+		}
+		framer := http2.NewFramer(conn, conn)
+		if err := errors.Join(framer.WriteSettings(), framer.WriteRawFrame(0xfe, 0, 0, make([]byte, size)), framer.WritePing(false, [8]byte{1})); err != nil {
+			t.Fatal(err)
+		}
+		answered := false
+		for {
+			frame, err := framer.ReadFrame()
+			if err != nil { // the manager closes the connection
+				break
+			}
+			if ping, ok := frame.(*http2.PingFrame); ok && ping.IsAck() {
+				answered = true
+				break
+			}
+		}
+		if answered != taken {
+			t.Errorf("after a frame of %d bytes, the manager answers: %v", size, answered)
 		}
 	}
 }

@@ -41,6 +41,7 @@ const (
 	openTimeout     = 2 * time.Minute
 	shutdownTimeout = 3 * time.Second
 	maxHeader       = 16 << 10 // bytes of a request's headers; a stranger can send them, too
+	maxFrame        = 16 << 10 // bytes of a frame of HTTP/2, which is read whole before its sender is asked for
 )
 
 // Config has a manager's settings.
@@ -242,11 +243,12 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 		return err
 	}
 	server := &http.Server{
-		Handler:           m.api.Handler(),
-		TLSConfig:         config,
-		TLSNextProto:      m.sessions.TLSNextProto(),
-		Protocols:         new(http.Protocols),
-		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000},
+		Handler:      m.api.Handler(),
+		TLSConfig:    config,
+		TLSNextProto: m.sessions.TLSNextProto(),
+		Protocols:    new(http.Protocols),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000,
+			MaxReadFrameSize: maxFrame},
 		ReadHeaderTimeout: 10 * time.Second,
 		MaxHeaderBytes:    maxHeader - 4<<10, // net/http reads 4 KiB more than it is told
 		IdleTimeout:       5 * time.Minute,
