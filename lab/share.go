@@ -4,6 +4,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -163,16 +165,20 @@ func (h hierarchies) prepare(ctx context.Context, lab, host string, share float6
 // may begin. One that ends cannot be moved, and is listed until the kernel has freed its memory.
 func (h hierarchies) gather(ctx context.Context, lab, host string) error {
 	files := h.members(lab, host, true)
-	return waitFor(ctx, 10*time.Second, "all processes of host "+host+" are in "+files[0], func() bool {
+	var failed error
+	err := waitFor(ctx, 10*time.Second, "all processes of host "+host+" are in "+files[0], func() bool {
 		counted, _ := os.ReadFile(files[1])
 		present, _ := os.ReadFile(files[0])
 		there := strings.Fields(string(present))
 		elsewhere := slices.DeleteFunc(strings.Fields(string(counted)), func(pid string) bool { return slices.Contains(there, pid) })
 		for _, pid := range elsewhere {
-			_ = os.WriteFile(files[0], []byte(pid), 0) // fails if the process has ended
+			if err := os.WriteFile(files[0], []byte(pid), 0); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended
+				failed = err
+			}
 		}
-		return len(elsewhere) == 0
+		return failed != nil || len(elsewhere) == 0
 	})
+	return cmp.Or(failed, err)
 }
 
 func (h hierarchies) limit(path string, share float64) error {

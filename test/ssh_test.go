@@ -32,4 +32,8 @@ func TestOrdinarySSH(t *testing.T) {
 			t.Errorf("launched by ssh, no rank ran on %s:\n%s", name, out)
 		}
 	}
+	until(t, patience, "the SSH server has an RSA key, too", func() (bool, string) {
+		out, err := shared.watari(time.Minute, "guest", "exec", "sh-0", "--", "ssh-keyscan", "-t", "rsa", "sh-0")
+		return err == nil && strings.Contains(out, "ssh-rsa "), out
+	})
 }

@@ -169,18 +169,14 @@ func setEntry(path, name, line string, mode os.FileMode) error {
 	return writeFile(path, []byte(kept.String()), mode)
 }
 
-// startSSH makes keys for the guest's SSH server and starts it, if the image has one. There is no RSA key: on a host without
-// KVM, making it may take a minute.
+// startSSH makes keys for the guest's SSH server and starts it, if the image has one. It does not wait for the RSA key: on a host
+// without KVM, making it may take a minute.
 func (a *Agent) startSSH() {
 	server, err := exec.LookPath("/usr/sbin/sshd")
 	if err != nil {
 		return
 	}
-	if b, err := os.ReadFile("/run/sshd.pid"); err == nil {
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
-			unix.Kill(pid, unix.SIGTERM)
-		}
-	}
+	signalServer(unix.SIGTERM)
 	old, _ := filepath.Glob("/etc/ssh/ssh_host_*")
 	for _, path := range old {
 		os.Remove(path)
@@ -194,5 +190,20 @@ func (a *Agent) startSSH() {
 	os.MkdirAll("/run/sshd", 0o755)
 	if out, err := exec.Command(server).CombinedOutput(); err != nil {
 		a.log.Warn("start SSH server", "error", err, "output", string(out))
+		return
+	}
+	if out, err := exec.Command("ssh-keygen", "-A").CombinedOutput(); err != nil {
+		a.log.Warn("make the SSH host keys that are missing", "error", err, "output", string(out))
+		return
+	}
+	signalServer(unix.SIGHUP) // it reads its keys again
+}
+
+// signalServer sends a signal to the SSH server, if one runs.
+func signalServer(signal unix.Signal) {
+	if b, err := os.ReadFile("/run/sshd.pid"); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+			unix.Kill(pid, signal)
+		}
 	}
 }
