@@ -166,7 +166,7 @@ func (h hierarchies) prepare(ctx context.Context, lab, host string, share float6
 func (h hierarchies) gather(ctx context.Context, lab, host string) error {
 	files := h.members(lab, host, true)
 	var failed error
-	err := waitFor(ctx, 10*time.Second, "all processes of host "+host+" are in "+files[0], func() bool {
+	err := waitFor(ctx, 10*time.Second, "processes of host "+host+" to be in control group "+filepath.Dir(files[0]), func() bool {
 		counted, _ := os.ReadFile(files[1])
 		present, _ := os.ReadFile(files[0])
 		there := strings.Fields(string(present))

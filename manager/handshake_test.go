@@ -60,7 +60,7 @@ func TestAStrangersHeadersAreLimited(t *testing.T) {
 	}
 }
 
-// A frame of HTTP/2 is read whole before anything else is known of its sender.
+// The manager reads a whole frame of HTTP/2 before it knows who sends it.
 func TestAStrangersFramesAreSmall(t *testing.T) {
 	r := start(t, t.TempDir())
 	config := ca.JoinTLS(mustToken(t, r.hostToken()))

@@ -41,7 +41,7 @@ const (
 	openTimeout     = 2 * time.Minute
 	shutdownTimeout = 3 * time.Second
 	maxHeader       = 16 << 10 // bytes of a request's headers; a stranger can send them, too
-	maxFrame        = 16 << 10 // bytes of a frame of HTTP/2, which is read whole before its sender is asked for
+	maxFrame        = 16 << 10 // bytes of a frame of HTTP/2; the manager reads a whole frame before it knows who sends it
 )
 
 // Config has a manager's settings.
