@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"watari/agent/domain"
 	"watari/agent/machine"
@@ -192,6 +193,29 @@ func TestAGuestThatWritesWithoutEndTakesBoundedSpace(t *testing.T) {
 	}
 	if f.total != 512*4096 || b.Len() > 2*(head+2*tail) || !strings.Contains(b.String(), "bytes were not kept]") || strings.Contains(b.String(), "\x00") {
 		t.Errorf("of %d bytes %d are left", f.total, b.Len())
+	}
+}
+
+// The agent looks after the consoles by itself.
+func TestAnAgentBoundsTheConsoleOfAGuest(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	c := o.agent.consoles
+	const written = runningHead + 4*runningTail
+	c.write(t, uid, strings.Repeat("y", written))
+	stop()
+	o.start() // an agent looks when it starts, and then every sampleEvery
+	left := func() int64 {
+		var stat unix.Stat_t
+		if err := unix.Stat(c.path(uid), &stat); err != nil {
+			t.Fatal(err)
+		}
+		return stat.Blocks * 512
+	}
+	for begun := time.Now(); left() > runningHead+2*runningTail; time.Sleep(10 * time.Millisecond) {
+		if time.Since(begun) > 10*time.Second {
+			t.Fatalf("of %d bytes %d are left", written, left())
+		}
 	}
 }
 

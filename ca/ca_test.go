@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -185,6 +186,12 @@ func TestJoinerChecksTheTokensHash(t *testing.T) {
 	if c, _ := shake(JoinTLS(other.NewToken()), serverTLS); c == nil {
 		t.Fatal("a manager with another hash was believed")
 	}
+	// Everybody knows the authority's certificate, so a false manager can show it after its own.
+	imposter := must[KeyPair](t)(other.IssueServer("m1"))
+	showing := slices.Concat(imposter.Certificate, a.CertificatePEM())
+	if c, _ := shake(JoinTLS(token), must[*tls.Config](t)(ServerTLS(a.CertificatePEM(), showing, imposter.Key))); c == nil {
+		t.Fatal("a manager with another authority's certificate was believed because it showed the token's authority")
+	}
 	for _, bad := range []string{"", "watari1..", "watari1.00.aa", "watari2." + strings.Repeat("0", 64) + ".aaaa", "watari1." + strings.Repeat("0", 64) + ".!!"} {
 		if _, err := ParseToken(bad); err == nil {
 			t.Errorf("%q passed for a token", bad)
@@ -274,6 +281,7 @@ func TestSignRefusesDamagedRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		der[len(der)-1] ^= 1 // the key must be refused before this wrong signature is found
 		other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		if _, err := a.Sign(other, Identity{Kind: KindHost, Name: "a1"}); err == nil || !strings.Contains(err.Error(), "P-256") {
 			t.Errorf("a request with a key of kind %s: %v", name, err)

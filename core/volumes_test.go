@@ -481,4 +481,8 @@ func TestAHostIsBelievedAboutAVolumeOnlyWithTheManagersSeal(t *testing.T) {
 	if v := h.objects.Volumes["home"]; v.Host != "a2" || v.Generation != 2 {
 		t.Errorf("the manager has told a2 that it has the volume, and has forgotten that: %v", v)
 	}
+	told := h.pass(time.Second)["b1"].Volumes
+	if len(told) != 1 || told[0].Uid != "known" || !told[0].Discard {
+		t.Errorf("the earlier host is told %v", told)
+	}
 }

@@ -304,6 +304,24 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w.reaches(one, mate, 56)
 }
 
+// A host's root sends what he likes. What comes from another site counts only if a guest of that host could have sent it.
+func TestAHostOfAnotherSiteSendsOnlyAsItsOwnGuests(t *testing.T) {
+	w := newWorld(t)
+	to, mate, own := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
+	w.apply()
+	w.reaches(own, to, 56)
+	host := w.hosts["b1"]
+	w.must(host.Script(t.Context(), "nft delete table inet watari"))
+	for _, g := range []*nethost.Guest{own, mate} {
+		w.must(host.Script(t.Context(), "ip addr add "+g.Address.String()+"/32 dev lo"))
+		before := w.received(to)
+		host.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", "-I", g.Address.String(), to.Address.String())
+		if after := w.received(to); (after != before) != (g == own) {
+			t.Errorf("of packets that a host sends as guest %s, %d arrive", g.UID, after-before)
+		}
+	}
+}
+
 // received returns the number of ICMP messages that a guest has received.
 func (w *world) received(g *nethost.Guest) int {
 	w.t.Helper()

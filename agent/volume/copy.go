@@ -194,7 +194,11 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 	}
 	defer os.RemoveAll(part) // fails harmlessly after the rename
 	image := filepath.Join(part, imageName)
-	if err := inOrder(func() error { return read(image) }, func() error { return finish(part, f, user) }); err != nil {
+	err := inOrder(
+		func() error { return read(image) },
+		func() error { return checkImage(image, f.SizeBytes) },
+		func() error { return finish(part, f, user) })
+	if err != nil {
 		return err
 	}
 	d.kill()

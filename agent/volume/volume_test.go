@@ -137,3 +137,40 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 		t.Errorf("there are %v, %v", found, err)
 	}
 }
+
+// A host chooses the bytes of the disks that it saves. A disk that names another file would give a guest this file.
+func TestADiskFromAnotherHostNamesNoOtherFile(t *testing.T) {
+	needs(t)
+	ctx, folder, run, user := context.Background(), t.TempDir(), t.TempDir(), User{}
+	const uid, size = "5f3a", 1 << 30
+	facts := Facts{Name: "data", Owner: "ann", SizeBytes: size}
+	if err := Create(ctx, folder, uid, facts, user); err != nil {
+		t.Fatal(err)
+	}
+	others := filepath.Join(t.TempDir(), "others")
+	if err := os.WriteFile(others, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, args := range map[string][]string{
+		"names a backing file": {"-f", "qcow2", "-b", others, "-F", "raw"},
+		"another file":         {"-f", "qcow2", "-o", "data_file=" + others},
+		"no qcow2":             {"-f", "raw"},
+		"of version 3":         {"-f", "qcow2", "-o", "compat=0.10"},
+		"is encrypted":         {"-f", "qcow2", "--object", "secret,id=key,data=x", "-o", "encrypt.format=luks,encrypt.key-secret=key"},
+		"one of 2147483648":    {"-f", "qcow2", "-o", "size=2G"},
+	} {
+		read := func(to string) error {
+			args := append(append([]string{"create", "-q"}, args...), to)
+			if what != "one of 2147483648" {
+				args = append(args, "1G")
+			}
+			return command(ctx, "qemu-img", args...)
+		}
+		if _, err := Restore(folder, run, uid, what, facts, user, read); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("a disk that must be refused because of %q: %v", what, err)
+		}
+	}
+	if found, err := List(folder); err != nil || !reflect.DeepEqual(found[uid], facts) {
+		t.Errorf("the volume is now %v, %v", found, err)
+	}
+}

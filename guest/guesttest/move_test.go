@@ -105,6 +105,10 @@ func TestGuestsForkedFromOneTemplate(t *testing.T) {
 		g.Ready(time.Minute)
 	}
 	t.Logf("two guests identified after %v", time.Since(begun))
+	secret := "head -c 16 /dev/urandom | od -An -tx1"
+	if a, b := guests[0].MustRun(ctx, "", secret), guests[1].MustRun(ctx, "", secret); a == b {
+		t.Errorf("both draw the random number %s", a)
+	}
 	for _, g := range guests {
 		homeReady(ctx, g)
 	}
@@ -113,10 +117,6 @@ func TestGuestsForkedFromOneTemplate(t *testing.T) {
 	t.Logf("a command in the other after %v", time.Since(begun))
 	if out != "md-1\n"+identities[1].GetMac()+"\n" {
 		t.Errorf("the other says %q", out)
-	}
-	secret := "head -c 16 /dev/urandom | od -An -tx1"
-	if a, b := guests[0].MustRun(ctx, "", secret), guests[1].MustRun(ctx, "", secret); a == b {
-		t.Errorf("both draw the random number %s", a)
 	}
 	// The identity of a newer start replaces the old one; the identity of an older start is refused.
 	newer := proto.CloneOf(identities[0])

@@ -97,20 +97,24 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxMessage)
 	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
-	control = limitUnauthenticatedBody(control)
+	control = limitStrangers(control)
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
 	joinPath, join := watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog}))
-	mux.Handle(joinPath, limitUnauthenticatedBody(join))
-	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
+	mux.Handle(joinPath, limitStrangers(join))
+	mux.Handle("/blobs/{digest}", limitStrangers(s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads)))))
 	return s.identify(mux)
 }
 
-// limitUnauthenticatedBody bounds the request body of a caller without a valid certificate, because the body is read before the
-// request is refused.
-func limitUnauthenticatedBody(next http.Handler) http.Handler {
+// strangersTime is how long the request body of a caller without a valid certificate may take to arrive.
+var strangersTime = 10 * time.Second
+
+// limitStrangers bounds the request body of a caller without a valid certificate, because the body is read before the request is
+// refused.
+func limitStrangers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if callerOf(r.Context()).kind == "" {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(strangersTime)) // only a test's writer has none
 			r.Body = http.MaxBytesReader(w, r.Body, maxJoinBytes)
 		}
 		next.ServeHTTP(w, r)

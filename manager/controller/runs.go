@@ -216,7 +216,7 @@ func message(err error) string {
 	if errors.As(err, &ce) {
 		return printable.Line(ce.Message(), maxMessage)
 	}
-	return err.Error()
+	return printable.Line(err.Error(), maxMessage)
 }
 
 // attach copies output to the run's files until the process has ended. restored: the run was restored from a checkpoint, so

@@ -104,6 +104,33 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	}
 }
 
+// changingAgent sends reports that all differ.
+type changingAgent struct {
+	watariv1connect.UnimplementedAgentServiceHandler
+}
+
+func (changingAgent) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	for n := uint64(1); ; n++ {
+		if err := stream.Send(&v1.HostObserved{Generation: n}); err != nil {
+			return err
+		}
+	}
+}
+
+func TestReportsThatChangeAllTheTimeAreTakenAtAPace(t *testing.T) {
+	l := newLab(t, nil)
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{}))
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), mux)
+	taken := func() uint64 { o, _, _ := l.sessions.Observed("a1"); return o.GetGeneration() }
+	l.await("the reports that need no pause are taken", func() bool { return taken() >= changeBurst })
+	begun, before := time.Now(), taken()
+	l.await("ten more are taken", func() bool { return taken() >= before+10 })
+	if all := time.Since(begun); all < 9*changePause {
+		t.Errorf("ten reports were taken in %v", all)
+	}
+}
+
 // floodingAgent sends a large report.
 type floodingAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler

@@ -263,6 +263,7 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 		sent <- s.sendWanted(ctx, ses, stream)
 		cancel()
 	}()
+	pace := rate.NewLimiter(rate.Every(changePause), changeBurst)
 	for first := true; ; first = false {
 		observed, err := stream.Receive()
 		if err != nil {
@@ -277,7 +278,9 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 			}
 			return err
 		}
-		s.received(ses, observed)
+		if s.received(ses, observed) {
+			_ = pace.Wait(ctx) // the agent sends its newest report afterwards
+		}
 		if first && s.Sampled != nil { // a transport makes its one connection for one request
 			go s.followSamples(ctx, ses)
 		}
@@ -285,6 +288,10 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 }
 
 const (
+	// changePause is the least time between two reports with a change that the manager takes from a host in the long run, because
+	// each makes it decide anew: changeBurst reports are taken without a pause.
+	changePause = 20 * time.Millisecond
+	changeBurst = 100
 	// samplePause is the least time between two samples that the manager takes from a host in the long run. A host sends one
 	// sample a second, and another one at once when its owner comes back: sampleBurst samples are taken without a pause.
 	samplePause = 500 * time.Millisecond
@@ -367,8 +374,8 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 	}
 }
 
-// received stores a report, and wakes the subscribers if it shows a change.
-func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
+// received stores a report. It wakes the subscribers and returns true if the report shows a change.
+func (s *Sessions) received(ses *session, observed *v1.HostObserved) (changed bool) {
 	from := cmp.Or(observed.Instance, "boot "+observed.GetInfo().GetBootId()) // an older agent has no instance
 	observed.Instance = ""                                                    // it is a secret
 	boundLoad(observed.Load)
@@ -383,11 +390,11 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	s.mu.Lock()
 	if !s.takeOver(ses, from) {
 		s.mu.Unlock()
-		return
+		return false
 	}
 	h = s.hosts[ses.name]
 	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
-	changed := !h.connected || !same
+	changed = !h.connected || !same
 	if !same {
 		keepInfo(observed, h.observed)
 		h.observed, h.fixed = observed, fixed
@@ -400,6 +407,7 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	if changed {
 		s.notify()
 	}
+	return changed
 }
 
 // Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older term

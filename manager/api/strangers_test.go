@@ -1,0 +1,49 @@
+package api
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"watari/manager/auditlog"
+	"watari/manager/blob"
+	"watari/manager/store"
+)
+
+func TestAStrangerWhoSendsSlowlyIsNotWaitedFor(t *testing.T) {
+	strangersTime = 200 * time.Millisecond
+	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	blobs, err := blob.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	audit, err := auditlog.Open(t.TempDir(), slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer audit.Close()
+	server := httptest.NewServer(New(Options{Store: s, Blobs: blobs, AuditLog: audit, Leading: func() bool { return true }}).Handler())
+	defer server.Close()
+	for _, call := range []string{"POST /watari.v1.JoinService/Join", "POST /watari.v1.ControlService/ListHosts", "PUT /blobs/sha256:00"} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: manager\r\nContent-Type: application/proto\r\nContent-Length: 100\r\n\r\nx", call)
+		conn.SetDeadline(time.Now().Add(20 * time.Second))
+		begun := time.Now()
+		if answer, err := io.ReadAll(conn); err != nil { // to the end of the connection
+			t.Errorf("%s: after %v %v, answered with %q", call, time.Since(begun), err, answer)
+		}
+	}
+}
