@@ -58,6 +58,8 @@ func TestOneGuest(t *testing.T) {
 	}
 	// Process 1 adopts and reaps orphans.
 	g.MustRun(ctx, "", "(sleep 0.2 &) ; sleep 1; ! ps -eo stat,ppid,comm | grep '^Z'")
+	// Process 1 outlives signals that would end another program. Programs do not inherit this.
+	g.MustRun(ctx, "", "kill -HUP 1; kill -QUIT 1; kill -ABRT 1; sleep 0.5; ! sh -c 'kill -HUP $$'")
 }
 
 // pair boots two guests of one cluster.

@@ -15,6 +15,9 @@ import (
 func supervise() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGTERM, unix.SIGINT, unix.SIGPWR, unix.SIGUSR1, unix.SIGUSR2)
+	// Go would end the program on these, and the kernel panics when process 1 ends. Children do not inherit a notification, but
+	// would inherit that a signal is ignored.
+	signal.Notify(make(chan os.Signal), unix.SIGHUP, unix.SIGQUIT, unix.SIGABRT)
 	agent := startAgent()
 	var restart <-chan time.Time
 	for {
