@@ -84,7 +84,8 @@ func TestANewUserHasLimitsAndAnAdministratorHasNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if q := user.Msg.User.Quota; q.Vcpus != 4 || q.MemoryBytes != 0 || q.ImageBytes == 0 || q.Runs == 0 || q.OutputBytes == 0 {
+	// The page on threats gives these numbers.
+	if q := user.Msg.User.Quota; q.Vcpus != 4 || q.MemoryBytes != 0 || q.ImageBytes != 50<<30 || q.Runs != 1000 || q.OutputBytes != 10<<30 {
 		t.Errorf("a user's: %v", q)
 	}
 	again, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ann", Quota: &v1.Quota{}}))

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 	"watari/manager/store"
 )
 
@@ -132,6 +133,32 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 	volumes, err := bob.ListVolumes(ctx, connect.NewRequest(&v1.ListVolumesRequest{}))
 	if err != nil || len(volumes.Msg.Volumes) > 0 {
 		t.Errorf("volumes: %v, %v", volumes, err)
+	}
+	if err := objects.AddEvent(ctx, &v1.Event{Kind: "guest", Name: "md-0", Message: "secret"}); err != nil {
+		t.Fatal(err)
+	}
+	sees := func(who watariv1connect.ControlServiceClient) (guests []string, events int) {
+		hosts, err := who.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream, err := who.Events(ctx, connect.NewRequest(&v1.EventsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for stream.Receive() {
+			if e := stream.Msg().Event; e.Kind != "user" && e.Kind != "host" {
+				events++
+			}
+		}
+		return hosts.Msg.Hosts[0].Guests, events
+	}
+	r.await("the guest is on the host", func() bool { guests, _ := sees(ann); return len(guests) == 1 })
+	if guests, events := sees(bob); len(guests) > 0 || events > 0 {
+		t.Errorf("bob sees guests %v and %d events", guests, events)
+	}
+	if _, events := sees(ann); events == 0 {
+		t.Error("ann sees no events")
 	}
 	list, err := ann.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: "r"}))
 	if err != nil || list.Msg.Runs[0].Cancel || !list.Msg.Runs[0].Spec.Hold {

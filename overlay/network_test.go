@@ -30,6 +30,7 @@ type world struct {
 	generation uint64
 	at         map[string]string // guest's UID -> host
 	guests     map[string]*nethost.Guest
+	guarded    bool // the sites' LANs are not trusted
 }
 
 var addresses = map[string]string{"a1": "198.18.1.1/24", "a2": "198.18.1.2/24", "b1": "198.18.2.1/24"}
@@ -118,13 +119,13 @@ func (w *world) plug(g *nethost.Guest, host string) {
 
 // wanted returns the manager's NetworkWanted for one host, and the host's local guests.
 func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
-	n := &v1.NetworkWanted{Generation: w.generation, Mtu: overlay.DefaultMTU}
+	n := &v1.NetworkWanted{Generation: w.generation, Mtu: overlay.DefaultMTU, GuardedLan: w.guarded}
 	for c := 1; c <= 2; c++ {
 		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: prefixes[c]})
 	}
 	for name, h := range w.hosts {
 		if name != host {
-			n.Peers = append(n.Peers, &v1.PeerHost{Name: name, Site: site(name), SameSite: site(name) == site(host),
+			n.Peers = append(n.Peers, &v1.PeerHost{Name: name, Site: site(name), SameSite: site(name) == site(host) && !w.guarded,
 				LanAddress: h.Address.String(), WireguardPublicKey: w.keys[name],
 				WireguardPort: overlay.DefaultWireGuardPort})
 		}
@@ -304,21 +305,26 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w.reaches(one, mate, 56)
 }
 
-// A host's root sends what he likes. What comes from another site counts only if a guest of that host could have sent it.
-func TestAHostOfAnotherSiteSendsOnlyAsItsOwnGuests(t *testing.T) {
-	w := newWorld(t)
-	to, mate, own := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
-	w.apply()
-	w.reaches(own, to, 56)
-	host := w.hosts["b1"]
-	w.must(host.Script(t.Context(), "nft delete table inet watari"))
-	for _, g := range []*nethost.Guest{own, mate} {
-		w.must(host.Script(t.Context(), "ip addr add "+g.Address.String()+"/32 dev lo"))
-		before := w.received(to)
-		host.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", "-I", g.Address.String(), to.Address.String())
-		if after := w.received(to); (after != before) != (g == own) {
-			t.Errorf("of packets that a host sends as guest %s, %d arrive", g.UID, after-before)
-		}
+// A host's root sends what he likes. What comes from another site, or over a LAN that is not trusted, counts only if a guest of that
+// host could have sent it.
+func TestAHostSendsOnlyAsItsOwnGuests(t *testing.T) {
+	for attacker, third := range map[string]string{"b1": "a2", "a2": "b1"} {
+		t.Run("from "+attacker, func(t *testing.T) {
+			w := newWorld(t)
+			w.guarded = site(attacker) == "a"
+			to, mate, own := w.guest(1, 0, "a1"), w.guest(1, 1, third), w.guest(1, 2, attacker)
+			w.apply()
+			w.reaches(own, to, 56)
+			w.must(w.hosts[attacker].Script(t.Context(), "nft delete table inet watari"))
+			for _, g := range []*nethost.Guest{own, mate} {
+				w.must(w.hosts[attacker].Script(t.Context(), "ip addr add "+g.Address.String()+"/32 dev lo"))
+				before := w.received(to)
+				w.hosts[attacker].Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", "-I", g.Address.String(), to.Address.String())
+				if after := w.received(to); (after != before) != (g == own) {
+					t.Errorf("of packets that the host sends as guest %s, %d arrive", g.UID, after-before)
+				}
+			}
+		})
 	}
 }
 

@@ -2,9 +2,11 @@ package rules
 
 import (
 	"go/ast"
+	"go/types"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -48,3 +50,36 @@ func TestEachThreatHasATest(t *testing.T) {
 		t.Errorf("%d rows; is it the table?", rows)
 	}
 }
+
+// A guest may have altered its agent, so the clients of guests that hosts and the manager have limit the answers that they read.
+func TestEachClientOfAGuestLimitsWhatItReads(t *testing.T) {
+	set, folders := parsed(t)
+	clients := 0
+	for folder, files := range folders {
+		if folder != "agent" && !strings.HasPrefix(folder, "manager") {
+			continue
+		}
+		for _, file := range files {
+			if strings.HasSuffix(set.Position(file.Pos()).Filename, "_test.go") {
+				continue
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, is := n.(*ast.CallExpr)
+				if !is || !guestClient.MatchString(types.ExprString(call.Fun)) {
+					return true
+				}
+				clients++
+				limit, is := call.Args[len(call.Args)-1].(*ast.CallExpr)
+				if !is || !slices.Contains([]string{"hostlink.GuestLimit", "connect.WithReadMaxBytes"}, types.ExprString(limit.Fun)) {
+					t.Errorf("%s: no limit", set.Position(call.Pos()))
+				}
+				return true
+			})
+		}
+	}
+	if clients < 7 {
+		t.Errorf("only %d clients were found", clients)
+	}
+}
+
+var guestClient = regexp.MustCompile(`\.New(Guest|Process)ServiceClient$`)

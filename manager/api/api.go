@@ -102,6 +102,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(consolePath, s.webConsole(control))
 	joinPath, join := watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog}))
 	mux.Handle(joinPath, limitStrangers(join))
+	mux.Handle("/", limitStrangers(http.NotFoundHandler()))
 	mux.Handle("/blobs/{digest}", limitStrangers(s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads)))))
 	return s.identify(mux)
 }

@@ -115,7 +115,7 @@ func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.Cr
 func (s *Server) webConsole(control http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /console/", http.StripPrefix("/console", webconsole.Handler()))
-	mux.HandleFunc("POST /console/session", s.logIn)
+	mux.Handle("POST /console/session", limitStrangers(http.HandlerFunc(s.logIn)))
 	mux.HandleFunc("DELETE /console/session", s.logOut)
 	mux.Handle("POST /console/api/", http.StripPrefix("/console/api", s.byCookie(control)))
 	return http.NewCrossOriginProtection().Handler(mux)

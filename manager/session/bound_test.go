@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,30 +105,37 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	}
 }
 
-// changingAgent sends reports that all differ.
+// changingAgent sends reports that all differ. It ends its session after some.
 type changingAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
+	sent *atomic.Uint64
 }
 
-func (changingAgent) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	for n := uint64(1); ; n++ {
-		if err := stream.Send(&v1.HostObserved{Generation: n}); err != nil {
+func (a changingAgent) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	for range 50 {
+		if err := stream.Send(&v1.HostObserved{Generation: a.sent.Add(1)}); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-func TestReportsThatChangeAllTheTimeAreTakenAtAPace(t *testing.T) {
+func TestReportsAreTakenAtAPaceInHoweverManySessions(t *testing.T) {
 	l := newLab(t, nil)
 	mux := http.NewServeMux()
-	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{}))
-	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), mux)
+	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{sent: &atomic.Uint64{}}))
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go func() {
+		for t.Context().Err() == nil {
+			_ = hostlink.Dial(t.Context(), l.url, config, mux)
+		}
+	}()
 	taken := func() uint64 { o, _, _ := l.sessions.Observed("a1"); return o.GetGeneration() }
-	l.await("the reports that need no pause are taken", func() bool { return taken() >= changeBurst })
+	l.await("the reports that need no pause are taken", func() bool { return taken() >= reportBurst })
 	begun, before := time.Now(), taken()
-	l.await("ten more are taken", func() bool { return taken() >= before+10 })
-	if all := time.Since(begun); all < 9*changePause {
-		t.Errorf("ten reports were taken in %v", all)
+	l.await("more are taken, in another session, too", func() bool { return taken() >= before+60 })
+	if all := time.Since(begun); all < 50*reportPause {
+		t.Errorf("60 reports were taken in %v", all)
 	}
 }
 

@@ -60,6 +60,8 @@ type host struct {
 	fixed     []byte // observed without figures
 	load      *v1.HostLoad
 	wanted    *v1.HostWanted
+
+	reports, samples *rate.Limiter // what the manager takes, in whatever sessions
 }
 
 // session is one connection. Its first report makes it its host's session, unless takeOver makes it wait.
@@ -73,6 +75,8 @@ type session struct {
 	client *http.Client
 	wake   chan struct{} // holds a token when wanted was replaced
 	cancel context.CancelFunc
+
+	reports, samples *rate.Limiter // the host's
 }
 
 // New makes an empty set of sessions. A nil accept accepts every host that has a certificate.
@@ -163,6 +167,8 @@ func (s *Sessions) begin(ses *session) error {
 		return fmt.Errorf("host %s has %d sessions already", ses.name, own)
 	}
 	s.open[ses] = true
+	h := s.host(ses.name)
+	ses.reports, ses.samples = h.reports, h.samples
 	return nil
 }
 
@@ -243,7 +249,7 @@ func (s *Sessions) end(ses *session) {
 // host returns the state of a host, and creates it if it is missing. s.mu is held.
 func (s *Sessions) host(name string) *host {
 	if s.hosts[name] == nil {
-		s.hosts[name] = &host{}
+		s.hosts[name] = &host{reports: rate.NewLimiter(rate.Every(reportPause), reportBurst), samples: rate.NewLimiter(rate.Every(samplePause), sampleBurst)}
 	}
 	return s.hosts[name]
 }
@@ -263,7 +269,6 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 		sent <- s.sendWanted(ctx, ses, stream)
 		cancel()
 	}()
-	pace := rate.NewLimiter(rate.Every(changePause), changeBurst)
 	for first := true; ; first = false {
 		observed, err := stream.Receive()
 		if err != nil {
@@ -278,9 +283,9 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 			}
 			return err
 		}
-		if s.received(ses, observed) {
-			_ = pace.Wait(ctx) // the agent sends its newest report afterwards
-		}
+		s.received(ses, observed)
+		// After a pause, the agent sends its newest report.
+		_ = ses.reports.Wait(ctx)
 		if first && s.Sampled != nil { // a transport makes its one connection for one request
 			go s.followSamples(ctx, ses)
 		}
@@ -288,12 +293,12 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 }
 
 const (
-	// changePause is the least time between two reports with a change that the manager takes from a host in the long run, because
-	// each makes it decide anew: changeBurst reports are taken without a pause.
-	changePause = 20 * time.Millisecond
-	changeBurst = 100
-	// samplePause is the least time between two samples that the manager takes from a host in the long run. A host sends one
-	// sample a second, and another one at once when its owner comes back: sampleBurst samples are taken without a pause.
+	// reportPause is the least time between two reports that the manager takes from a host in the long run, in whatever sessions: it
+	// decides anew after each report with a change. reportBurst reports are taken without a pause.
+	reportPause = 20 * time.Millisecond
+	reportBurst = 100
+	// samplePause and sampleBurst are the same for samples. A host sends one sample a second, and another one at once when its owner
+	// comes back.
 	samplePause = 500 * time.Millisecond
 	sampleBurst = 2
 	// sampleAgain is the pause before samples are requested again from a host whose stream of samples has ended.
@@ -302,9 +307,8 @@ const (
 
 // followSamples passes the host's samples on until the connection ends. Agents of earlier versions send no samples.
 func (s *Sessions) followSamples(ctx context.Context, ses *session) {
-	pace := rate.NewLimiter(rate.Every(samplePause), sampleBurst)
 	for ctx.Err() == nil {
-		err := s.takeSamples(ctx, ses, pace)
+		err := s.takeSamples(ctx, ses)
 		if connect.CodeOf(err) == connect.CodeUnimplemented {
 			return
 		}
@@ -312,13 +316,13 @@ func (s *Sessions) followSamples(ctx context.Context, ses *session) {
 	}
 }
 
-func (s *Sessions) takeSamples(ctx context.Context, ses *session, pace *rate.Limiter) error {
+func (s *Sessions) takeSamples(ctx context.Context, ses *session) error {
 	stream, err := s.agents.Samples(withSession(ctx, ses), connect.NewRequest(&v1.SamplesRequest{}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	for pace.Wait(ctx) == nil && stream.Receive() {
+	for ses.samples.Wait(ctx) == nil && stream.Receive() {
 		if !s.isHosts(ses) {
 			continue
 		}
@@ -374,8 +378,8 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 	}
 }
 
-// received stores a report. It wakes the subscribers and returns true if the report shows a change.
-func (s *Sessions) received(ses *session, observed *v1.HostObserved) (changed bool) {
+// received stores a report, and wakes the subscribers if it shows a change.
+func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	from := cmp.Or(observed.Instance, "boot "+observed.GetInfo().GetBootId()) // an older agent has no instance
 	observed.Instance = ""                                                    // it is a secret
 	boundLoad(observed.Load)
@@ -390,11 +394,11 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) (changed bo
 	s.mu.Lock()
 	if !s.takeOver(ses, from) {
 		s.mu.Unlock()
-		return false
+		return
 	}
 	h = s.hosts[ses.name]
 	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
-	changed = !h.connected || !same
+	changed := !h.connected || !same
 	if !same {
 		keepInfo(observed, h.observed)
 		h.observed, h.fixed = observed, fixed
@@ -407,7 +411,6 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) (changed bo
 	if changed {
 		s.notify()
 	}
-	return changed
 }
 
 // Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older term

@@ -4,8 +4,11 @@ package store
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -211,5 +214,42 @@ func TestABatchFitsIntoAnyEtcd(t *testing.T) {
 	}
 	if errs[6] == nil || !strings.Contains(errs[6].Error(), "operations") {
 		t.Error(errs[6])
+	}
+}
+
+// A machine between the manager and etcd has no certificate that the manager trusts.
+func TestTheManagerTalksOnlyToAnEtcdWhoseCertificateItTrusts(t *testing.T) {
+	other := httptest.NewTLSServer(nil) // only for its certificate
+	defer other.Close()
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: other.TLS.Certificates, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	handshakes := make(chan error, 100)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			handshakes <- conn.(*tls.Conn).Handshake()
+			conn.Close()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	s, err := Open(ctx, Config{Endpoints: []string{"https://" + listener.Addr().String()}, TLS: &tls.Config{RootCAs: x509.NewCertPool()}})
+	if err == nil {
+		s.Close()
+		t.Fatal("it was taken for etcd")
+	}
+	select {
+	case err := <-handshakes:
+		if err == nil || !strings.Contains(err.Error(), "bad certificate") {
+			t.Errorf("the handshake ended with %v", err)
+		}
+	default:
+		t.Error("the manager did not connect")
 	}
 }
