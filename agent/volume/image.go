@@ -30,7 +30,7 @@ type header struct {
 const (
 	qcow2Magic   = 0x514649fb
 	qcow2Version = 3
-	// harmless are the incompatible features of a file that was not closed: "dirty" and "corrupt". Another one says that
+	// harmless are the incompatible features of a file that was not closed: "dirty" and "corrupt". One of the others means that
 	// the data are in another file.
 	harmless = 1<<0 | 1<<1
 )
