@@ -196,7 +196,12 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 	image := filepath.Join(part, imageName)
 	err := inOrder(
 		func() error { return read(image) },
-		func() error { return checkImage(image, f.SizeBytes) },
+		func() error {
+			if err := checkImage(image, f.SizeBytes); err != nil {
+				return fmt.Errorf("%w; the host that saved it may have altered it: restore another checkpoint or snapshot", err)
+			}
+			return nil
+		},
 		func() error { return finish(part, f, user) })
 	if err != nil {
 		return err

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -15,12 +14,8 @@ import (
 )
 
 func TestUsersSeeTheTrafficOfTheirClusters(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	err = s.Txn(t.Context(), store.Create(&v1.Host{Meta: &v1.Meta{Name: "a1"}, Info: &v1.HostInfo{Site: "a"}}),
+	s := openStore(t)
+	err := s.Txn(t.Context(), store.Create(&v1.Host{Meta: &v1.Meta{Name: "a1"}, Info: &v1.HostInfo{Site: "a"}}),
 		store.Create(&v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "c-md", Owner: "aiko", OwnerUid: "aiko"}}),
 		store.Create(&v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "u-0", Owner: "aiko", OwnerUid: "aiko"}, Cluster: "md", Host: "a1"}),
 		store.Create(&v1.Guest{Meta: &v1.Meta{Name: "md-1", Uid: "u-1", Owner: "aiko", OwnerUid: "aiko"}, Cluster: "md", Index: 1, Host: "a1"}))

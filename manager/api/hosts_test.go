@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,12 +17,8 @@ import (
 )
 
 func TestAHostThatIsBeingRemovedCanStillBeCalledLost(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	err = s.Txn(t.Context(),
+	s := openStore(t)
+	err := s.Txn(t.Context(),
 		store.Create(&v1.Host{Meta: &v1.Meta{Name: "a1", Deleting: timestamppb.Now()}, Info: &v1.HostInfo{BootId: "b1"}}),
 		store.Create(&v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", BootId: "b1"}))
 	if err != nil {
@@ -43,12 +38,8 @@ func TestAHostThatIsBeingRemovedCanStillBeCalledLost(t *testing.T) {
 }
 
 func TestUsersSeeTheirGuestsAndNothingOfOwners(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	err = s.Txn(t.Context(), store.Create(&v1.Host{Meta: &v1.Meta{Name: "a1"}, Info: &v1.HostInfo{}}),
+	s := openStore(t)
+	err := s.Txn(t.Context(), store.Create(&v1.Host{Meta: &v1.Meta{Name: "a1"}, Info: &v1.HostInfo{}}),
 		store.Create(&v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "u-md", Owner: "aiko", OwnerUid: "aiko"}, Host: "a1"}),
 		store.Create(&v1.Guest{Meta: &v1.Meta{Name: "qe-0", Uid: "u-qe", Owner: "ben", OwnerUid: "ben"}, Host: "a1"}))
 	if err != nil {

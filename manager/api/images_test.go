@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,15 +13,10 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/ca"
 	"watari/manager/blob"
-	"watari/manager/store"
 )
 
 func TestReplacingAnImageLeavesEarlierSnapshotsAlone(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t)
 	blobs, err := blob.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

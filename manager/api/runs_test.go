@@ -17,11 +17,7 @@ import (
 )
 
 func TestOnlySignalsThatEndProgramsCancelARunThatWaits(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t)
 	server := New(Options{Store: s, Sessions: session.New(nil, nil)})
 	ctx := context.WithValue(t.Context(), callerKey{}, caller{kind: ca.KindUser, name: Admin, admin: true})
 	for signal, ends := range map[syscall.Signal]bool{syscall.SIGINT: true, syscall.SIGKILL: true, syscall.SIGUSR1: false, 40: false} {

@@ -6,25 +6,21 @@ import (
 	"log/slog"
 	"net"
 	"net/http/httptest"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"watari/manager/auditlog"
 	"watari/manager/blob"
-	"watari/manager/store"
 )
 
 func TestAStrangerWhoSendsSlowlyIsNotWaitedFor(t *testing.T) {
 	if strangersTime != 10*time.Second {
 		t.Errorf("a stranger is waited for for %v, and the page on threats says 10 s", strangersTime)
 	}
+	before := strangersTime
+	defer func() { strangersTime = before }()
 	strangersTime = 200 * time.Millisecond
-	s, err := store.Open(t.Context(), store.Config{Dir: filepath.Join(t.TempDir(), "etcd")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openStore(t)
 	blobs, err := blob.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
