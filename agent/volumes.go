@@ -269,16 +269,19 @@ func (k *volumeKeeper) step(ctx context.Context) {
 		go k.work(ctx, w, v, user)
 	}
 	k.followCopies(ctx, user)
-	wanted := map[string]bool{}
+	wanted := map[string]*v1.VolumeSource{}
 	for _, g := range k.orders.Guests {
-		wanted[g.Uid] = true
-		now := k.guests[g.Uid]
-		if now != nil && proto.Equal(now.source, g.Volume) {
-			continue
+		wanted[g.Uid] = g.Volume
+	}
+	for uid, g := range k.guests { // before the others are opened: closing removes the path, which a later guest of the name has too
+		if !proto.Equal(wanted[uid], g.source) {
+			g.close()
+			delete(k.guests, uid)
 		}
-		if now != nil {
-			now.close()
-			delete(k.guests, g.Uid)
+	}
+	for _, g := range k.orders.Guests {
+		if k.guests[g.Uid] != nil {
+			continue
 		}
 		opened, err := k.open(g)
 		if err != nil {
@@ -286,12 +289,6 @@ func (k *volumeKeeper) step(ctx context.Context) {
 			continue
 		}
 		k.guests[g.Uid] = opened
-	}
-	for uid, g := range k.guests {
-		if !wanted[uid] {
-			g.close()
-			delete(k.guests, uid)
-		}
 	}
 }
 

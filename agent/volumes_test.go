@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -98,6 +99,22 @@ func TestAGuestWritesItsHomeBeforeItEnds(t *testing.T) {
 		if mute && written >= 0 || !mute && (written < 0 || written > ended) {
 			t.Errorf("the agent is mute: %v; it was done: %q", mute, log)
 		}
+	}
+}
+
+// The sockets of both guests have one path.
+func TestTheNextGuestOfANameHasItsVolume(t *testing.T) {
+	o := newOutside(t)
+	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: t.TempDir(), RunDir: t.TempDir(), Volumes: stubVolumes{o}}, log: slog.New(slog.DiscardHandler)})
+	for _, uid := range []string{"00000000-0000-4000-8000-000000000003", "00000000-0000-4000-8000-000000000004"} {
+		k.apply(&v1.HostWanted{Guests: []*v1.GuestWanted{{Uid: uid, Name: "md-0", Volume: &v1.VolumeSource{Uid: "00000000-0000-4000-8000-000000000002", Host: &v1.BlobPeer{Name: "there"}}}}})
+		k.step(t.Context())
+		path, _ := stubVolumes{o}.VolumeSocket("md-0")
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatalf("guest %s: %v", uid, err)
+		}
+		conn.Close()
 	}
 }
 

@@ -171,6 +171,25 @@ func TestALostVolumeHasSnapshots(t *testing.T) {
 	}
 }
 
+// A host joins under the name of a removed one. It has the volume only if it is the same machine.
+func TestALostVolumeIsThereAgainWithItsDisk(t *testing.T) {
+	h := alone(t, nil)
+	host, seen := h.objects.Hosts["a2"], h.volumes["a2"]
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, host}}})
+	h.pass(time.Second)
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Create, host}}})
+	h.volumes["a2"] = []*v1.VolumeObserved{{Uid: "uid-data", Message: "its disk is missing"}}
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_LOST || v.Message != "its disk is missing" {
+		t.Errorf("without the disk: %v", v)
+	}
+	h.volumes["a2"] = seen
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_READY || v.Message != "" {
+		t.Errorf("with the disk: %v", v)
+	}
+}
+
 // The latest snapshot is only on a host that is out of reach. The one before it is restored, and the answer names both.
 func TestTheLatestSnapshotThatCanBeReadIsRestored(t *testing.T) {
 	restore := func(h *household, name string) (note string, err error) {

@@ -154,6 +154,8 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 			p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
 			p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
 		}
+	case v.State == v1.VolumeState_VOLUME_STATE_LOST && !seen.GetReady(): // a host of that name has joined; it may be another machine
+		update.Message = cmp.Or(seen.GetMessage(), v.Message)
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)

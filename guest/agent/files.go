@@ -89,7 +89,9 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", first.GetPath()))
 	}
 	if s.agent.home.within(path) {
-		s.agent.home.await(ctx)
+		if err := s.agent.home.await(ctx, false); err != nil {
+			return nil, err
+		}
 	}
 	who, err := findOwner(first.GetUser())
 	if err != nil {
@@ -177,7 +179,9 @@ func (s *guestService) GetFile(ctx context.Context, r *connect.Request[v1.GetFil
 		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", path))
 	}
 	if s.agent.home.within(path) {
-		s.agent.home.await(ctx)
+		if err := s.agent.home.await(ctx, false); err != nil {
+			return err
+		}
 	}
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // otherwise opening a pipe would wait for its writer
 	if err != nil {

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"watari/guest/initd"
@@ -24,8 +27,10 @@ const (
 	checkEvery = 10 * time.Second
 	// slowAfter is the duration after which the state reports that a check is slow.
 	slowAfter = 3 * time.Second
-	// homePatience is how long requests that may need the home wait for it, counted from the time when it was wanted.
+	// homePatience is how long requests that may need the home wait for it.
 	homePatience = 30 * time.Second
+	// homeTry is how long one connection to the home's server may take, and the longest pause between two tries.
+	homeTry = time.Second
 	// nfsType is the type of a mount of another guest's home.
 	nfsType = "nfs4"
 )
@@ -61,20 +66,28 @@ func newHome(log *slog.Logger) *home {
 	return &home{log: log, state: "not asked for", server: newNFSServer(log), ready: make(chan struct{})}
 }
 
-// await waits until the home is ready, or until homePatience has passed since it was wanted: a guest without the home
-// is still useful.
-func (h *home) await(ctx context.Context) {
+// await waits until the home is ready, for homePatience at most, and then says why it is not. For root, the patience is
+// counted from the time when the home was wanted: root may look for the reason, and need not wait for each step of that.
+func (h *home) await(ctx context.Context, root bool) error {
 	h.mu.Lock()
-	ready, begun, since := h.ready, h.cancel != nil, h.since
+	ready, begun, patience := h.ready, h.cancel != nil, homePatience
+	if root {
+		patience -= time.Since(h.since)
+	}
 	h.mu.Unlock()
 	if !begun {
-		return
+		return nil
 	}
 	select {
 	case <-ready:
+		return nil
 	case <-ctx.Done():
-	case <-time.After(homePatience - time.Since(since)):
+		return ctx.Err()
+	case <-time.After(patience):
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the shared home is not ready: %s", h.state))
 }
 
 // within reports whether a path lies in the home.
@@ -210,7 +223,7 @@ func (h *home) begin(w homeWanted) {
 
 // work tries until the home is ready or another home is wanted.
 func (h *home) work(ctx context.Context, w homeWanted) {
-	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, homeTry) {
 		err := h.try(ctx, w)
 		h.mu.Lock()
 		if ctx.Err() != nil {
@@ -268,8 +281,15 @@ func unmountAll(path string) error {
 	return nil
 }
 
-// mountHome mounts the home of another guest. It may block for long until that guest answers.
+// mountHome mounts the home of another guest. It may block for long if that guest stops to answer meanwhile.
 func mountHome(w homeWanted) error {
+	// A mount that begins before the server can be reached goes on only when the kernel repeats its request for a
+	// connection, 15 or 31 s after the first.
+	conn, err := net.DialTimeout("tcp4", net.JoinHostPort(w.server, strconv.Itoa(nfsPort)), homeTry)
+	if err != nil {
+		return fmt.Errorf("mount the home that guest %s serves: %w", w.server, err)
+	}
+	conn.Close()
 	// hard: processes wait for a server that does not answer, because it may be moving. actimeo and lookupcache: other
 	// guests see a write within a second, and the absence of a file is not cached.
 	options := fmt.Sprintf("vers=4.2,proto=tcp,sec=sys,hard,timeo=100,actimeo=1,lookupcache=positive,addr=%s,clientaddr=%s", w.server, w.own)

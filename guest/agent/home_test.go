@@ -119,12 +119,33 @@ func TestNothingCanBeWrittenInThePlaceOfAHomeThatIsNotMountedYet(t *testing.T) {
 	}
 }
 
-func TestAHomeThatIsNotReadyIsNotAwaitedAgainAndAgain(t *testing.T) {
+// A user's program would run in an empty folder.
+func TestAUsersProgramsAwaitAHomeThatIsLate(t *testing.T) {
 	h := newHome(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	h.cancel, h.since = func() {}, time.Now().Add(-homePatience)
+	path := filepath.Join(t.TempDir(), "home")
+	h.mu.Lock()
+	h.begin(homeWanted{path: path, server: "192.0.2.1"}) // never becomes ready
+	h.since = time.Now().Add(-homePatience)
+	h.mu.Unlock()
 	begun := time.Now()
-	h.await(t.Context())
+	if err := h.await(t.Context(), true); err == nil || !strings.Contains(err.Error(), "the shared home is not ready") {
+		t.Errorf("root: %v", err)
+	}
 	if took := time.Since(begun); took > homePatience/2 {
-		t.Errorf("it waited for %v", took)
+		t.Errorf("root waited for %v", took)
+	}
+	awaited := make(chan error)
+	go func() { awaited <- h.await(t.Context(), false) }()
+	select {
+	case err := <-awaited:
+		t.Fatalf("a user does not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	h.mu.Lock()
+	h.cancel()
+	h.begin(homeWanted{path: path})
+	h.mu.Unlock()
+	if err := <-awaited; err != nil {
+		t.Error(err)
 	}
 }

@@ -66,8 +66,11 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 		request.User = identity.GetUser()
 	}
 	request.Id = s.id(request.GetId())
-	s.agent.home.await(ctx)                                                       // root's programs may use the home, too
-	if err := s.agent.storage.await(ctx); err != nil && request.GetUser() != "" { // root may look for the reason
+	root := request.GetUser() == "" || request.GetUser() == "root" // may look for the reason if something is not mounted
+	if err := s.agent.home.await(ctx, root); err != nil && !root {
+		return nil, err
+	}
+	if err := s.agent.storage.await(ctx); err != nil && !root {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
 	if err := ctx.Err(); err != nil {
