@@ -31,6 +31,8 @@ const (
 	// move. A complete copy clears the count.
 	sendAgain    = 3 * time.Second
 	sendFailures = 5
+	// handOverFailures is the number of hand-overs of one move that may fail, because the rest of the copy takes too long.
+	handOverFailures = 3
 	// sendStalls is how long a copy may make no progress.
 	sendStalls = time.Minute
 	// copiedStep is the step in which progress is reported.
@@ -45,6 +47,7 @@ type sending struct {
 	ended    chan error         // gets the end of the connection. The daemon itself finds it only with the next write.
 	again    time.Time          // no attempt before
 	failures int
+	refused  int       // hand-overs that have failed
 	copied   uint64    // as last seen
 	since    time.Time // when copied has changed
 	// unsure: the record that the disk was given up may be on the host's disk, or not.
@@ -129,7 +132,7 @@ func (k *volumeKeeper) send(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	k.say(s, func(seen *v1.VolumeSending) {
 		seen.Ready, seen.CopiedBytes, seen.TotalBytes = now.Ready, now.Copied/copiedStep*copiedStep, now.Total/copiedStep*copiedStep
 		if now.Ready {
-			seen.Message, seen.Failed = "", false
+			seen.Message, seen.Failed = "", s.refused >= handOverFailures
 		}
 	})
 	if now.Ready && w.Send.HandOver {
@@ -196,7 +199,7 @@ func (k *volumeKeeper) sendFailed(s *sending, disk *volume.Disk, err error) {
 	s.again = time.Now().Add(time.Duration(s.failures) * sendAgain)
 	k.log.Warn("a volume is not copied to another host", "host", s.order.Host.GetName(), "error", err)
 	k.say(s, func(seen *v1.VolumeSending) {
-		seen.Ready, seen.HandsOver, seen.CopiedBytes, seen.Message, seen.Failed = false, false, 0, err.Error(), s.failures >= sendFailures
+		seen.Ready, seen.HandsOver, seen.CopiedBytes, seen.Message, seen.Failed = false, false, 0, err.Error(), s.failures >= sendFailures || s.refused >= handOverFailures
 	})
 }
 
@@ -233,6 +236,7 @@ func (k *volumeKeeper) handOver(ctx context.Context, uid string, v *heldVolume, 
 	k.mu.Unlock()
 	disk.Stop()
 	if err != nil {
+		s.refused++
 		k.sendFailed(s, disk, err)
 		poke(k.wake) // the next step serves the disk again
 		return err

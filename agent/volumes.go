@@ -273,7 +273,7 @@ func (k *volumeKeeper) step(ctx context.Context) {
 	for _, g := range k.orders.Guests {
 		wanted[g.Uid] = g.Volume
 	}
-	for uid, g := range k.guests { // before the others are opened: closing removes the path, which a later guest of the name has too
+	for uid, g := range k.guests {
 		if !proto.Equal(wanted[uid], g.source) {
 			g.close()
 			delete(k.guests, uid)
@@ -352,6 +352,7 @@ func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVo
 			k.mu.Lock()
 			v.facts = facts
 			k.mu.Unlock()
+			k.agent.publish()
 		}
 	}
 	return k.send(ctx, w, v, disk)
@@ -373,7 +374,15 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 		return cmp.Or(k.agent.checkpoints.lacks(w.Restore, w.Uid), errFetching)
 	}
 	read := func(to string) error { return k.agent.checkpoints.read(ctx, w.Restore, w.Uid, to) }
-	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read)
+	wanted := func() error { // reading may have taken minutes
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !slices.ContainsFunc(k.orders.Volumes, func(now *v1.VolumeWanted) bool { return now.Uid == w.Uid && now.Restore.GetId() == w.Restore.Id }) {
+			return errors.New("it is not to be put back any more")
+		}
+		return nil
+	}
+	facts, err := volume.Restore(k.folder, k.sockets, w.Uid, w.Restore.Id, volumeFacts(w.Facts), user, read, wanted)
 	if err != nil {
 		return err
 	}
@@ -402,6 +411,7 @@ func (k *volumeKeeper) open(w *v1.GuestWanted) (*guestVolume, error) {
 	if err != nil {
 		return nil, err
 	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false) // a later guest of the name may have the path then
 	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, user.UID, user.GID)); err != nil {
 		listener.Close()
 		return nil, err

@@ -64,7 +64,7 @@ func (p *pass) adoptVolumes() {
 				name = fmt.Sprintf("%.30s-%d", f.Name, n)
 			}
 			known[o.Uid] = &v1.Volume{Meta: &v1.Meta{Name: name, Uid: o.Uid, Owner: f.Owner, OwnerUid: f.OwnerUid}, SizeBytes: f.SizeBytes, Host: host,
-				State: v1.VolumeState_VOLUME_STATE_PENDING, Generation: f.Generation}
+				State: v1.VolumeState_VOLUME_STATE_PENDING, Generation: f.Generation, DiskGeneration: f.Generation}
 			var c Change
 			c.write(Create, known[o.Uid])
 			c.event(v1.Severity_SEVERITY_WARNING, "volume", name, "is known again: host %s has it", host)
@@ -82,7 +82,7 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 // recordNewHost records that a volume has another host. The store has forgotten that, because an older copy of it was put back.
 func (p *pass) recordNewHost(v *v1.Volume, host string, generation uint64) {
 	update := proto.CloneOf(v)
-	update.Host, update.Generation = host, generation
+	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
 	var c Change
 	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation == generation {
 		endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
@@ -127,6 +127,9 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Meta.Deleting == nil && p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s, which had it, is out of reach", v.Host))
 	case v.Meta.Deleting == nil && restoring(v) && p.endVolumeRestore(&c, v, update):
+	case v.Meta.Deleting == nil && seen.GetFailed() && p.volumeRestoredFrom(v) != nil:
+		p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
+		p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
@@ -134,26 +137,24 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Meta.Deleting != nil:
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
-		if update.Host = p.hostWith(v.Meta.Uid); update.Host == "" {
+		if update.Host = p.hostWith(v); update.Host == "" {
 			update.Host, update.Message = p.volumeHost(v, false)
 		}
 		if host := p.Hosts[update.Host]; host != nil {
 			c.write(Expect, host)
 			c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is made on host %s", update.Host)
 		}
+	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > 0 && p.volumeRestoredFrom(v) == nil && !latestDisk(v, seen):
+		p.returnVolume(&c, v, update, fmt.Sprintf("its restore on host %s was given up", v.Host))
 	case host == nil && v.State != v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_LOST, fmt.Sprintf("host %s, which had it, was removed", v.Host)
 		c.event(v1.Severity_SEVERITY_ERROR, "volume", name, "is lost: %s", update.Message)
 	case host == nil:
-	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen.GetReady():
+	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && latestDisk(v, seen):
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is ready on host %s", v.Host)
 	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && seen != nil:
 		update.Message = seen.Message
-		if seen.Failed && v.Meta.Deleting == nil && p.volumeRestoredFrom(v) != nil {
-			p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
-			p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
-		}
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST && !seen.GetReady(): // a host of that name has joined; it may be another machine
 		update.Message = cmp.Or(seen.GetMessage(), v.Message)
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
@@ -161,6 +162,9 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
 	default:
 		p.moveVolumeAway(&c, v, update)
+	}
+	if update.State == v1.VolumeState_VOLUME_STATE_READY && update.Host == v.Host && update.Generation == v.Generation && latestDisk(v, seen) {
+		update.DiskGeneration = v.Generation
 	}
 	if !proto.Equal(update, v) {
 		c.write(Update, update)
@@ -261,14 +265,9 @@ func (p *pass) endVolumeRestore(c *Change, v, update *v1.Volume) bool {
 		c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "is back at snapshot %s, on host %s", v.Restore.Checkpoint, v.Host)
 	case from == nil || from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		why := cmp.Or(from.GetMessage(), "the snapshot was deleted")
-		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && !seen.GetReady() { // its new host has not made it
-			host := p.hostWith(v.Meta.Uid)
-			if host == "" {
-				update.Message = fmt.Sprintf("snapshot %s cannot be read (%s), and no host that is connected has the volume", v.Restore.Checkpoint, why)
-				return false
-			}
-			update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
-			update.Generation++
+		if v.State == v1.VolumeState_VOLUME_STATE_PENDING && !latestDisk(v, seen) && // its new host has not made it
+			!p.returnVolume(c, v, update, fmt.Sprintf("snapshot %s cannot be read (%s)", v.Restore.Checkpoint, why)) {
+			return false
 		}
 		update.Restore.State, update.Restore.Message = v1.RestoreState_RESTORE_STATE_FAILED, why
 		c.event(v1.Severity_SEVERITY_ERROR, "volume", v.Meta.Name, "was not put back to snapshot %s: %s", v.Restore.Checkpoint, why)
@@ -299,17 +298,41 @@ func (p *pass) loseVolume(v *v1.Volume) {
 	}
 }
 
-// hostWith returns a connected host that has the latest disk of a volume; empty: none has one.
-func (p *pass) hostWith(uid string) (host string) {
-	var latest uint64
+// returnVolume gives a volume back to the host with its latest disk, because no host puts it back to a checkpoint any more, and
+// says why. It reports whether such a host is connected.
+func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
+	if !p.complete() || p.Objects.Held() {
+		return false // an older copy of the store was put back, and a host that is still expected may have a later disk
+	}
+	host := p.hostWith(v)
+	if host == "" {
+		update.Message = why + ", and no host that is connected has its latest disk"
+		return false
+	}
+	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
+	update.Generation++
+	c.write(Expect, p.Hosts[host])
+	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is as it was, on host %s: %s", host, why)
+	return true
+}
+
+// hostWith returns a connected host that has the latest disk of a volume; empty: none has it.
+func (p *pass) hostWith(v *v1.Volume) (host string) {
+	latest := v.DiskGeneration
 	for _, name := range sortedKeys(p.Hosts) {
 		report, _, connected := p.Observed(name)
-		o := volumeOn(report, uid)
-		if generation := o.GetFacts().GetGeneration(); connected && o.GetReady() && p.sealed(name, o) && (host == "" || generation > latest) {
+		o := volumeOn(report, v.Meta.Uid)
+		if generation := o.GetFacts().GetGeneration(); connected && o.GetReady() && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
 			host, latest = name, generation
 		}
 	}
 	return host
+}
+
+// latestDisk reports whether a host serves the disk that its orders are about. A host that has joined again, or that has not
+// taken its orders yet, may serve an earlier one.
+func latestDisk(v *v1.Volume, seen *v1.VolumeObserved) bool {
+	return seen.GetReady() && seen.GetFacts().GetGeneration() >= v.Generation
 }
 
 // volumeOn returns a host's report of a volume; nil: none.
@@ -466,6 +489,8 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		}
 		if from := p.volumeRestoredFrom(v); from != nil {
 			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
+		} else if v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > 0 && !w.Discard {
+			continue // the host would serve a disk that is out of date
 		}
 		p.moveOrders(w, v)
 		for g := range p.index.ofCluster[v.Cluster] {
@@ -495,7 +520,7 @@ func (p *pass) staleVolumes(host string) (list []*v1.VolumeWanted) {
 			if v.Meta.Uid != o.Uid || slices.Contains(volumeHosts(v), host) || v.State != v1.VolumeState_VOLUME_STATE_READY || o.GetFacts().GetGeneration() >= v.Generation {
 				continue
 			}
-			if now, _, connected := p.Observed(v.Host); connected && volumeOn(now, o.Uid).GetReady() {
+			if now, _, connected := p.Observed(v.Host); connected && latestDisk(v, volumeOn(now, o.Uid)) {
 				list = append(list, &v1.VolumeWanted{Uid: o.Uid, Discard: true, Facts: o.Facts})
 			}
 		}

@@ -486,3 +486,77 @@ func TestAHostIsBelievedAboutAVolumeOnlyWithTheManagersSeal(t *testing.T) {
 		t.Errorf("the earlier host is told %v", told)
 	}
 }
+
+// The host to which a volume was to be put back has an older disk of it. Nobody gets that disk, and the host with the latest disk
+// gets the volume back when the restore is given up.
+func TestAVolumeWhoseRestoreIsGivenUpIsAsItWas(t *testing.T) {
+	h := alone(t, nil)
+	v := proto.CloneOf(h.objects.Volumes["data"])
+	v.Generation = 1
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+	h.volumes["a2"][0].Facts.Generation = 1
+	c := h.takeSnapshot()
+	h.has("b1", v, 0)
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", "b1"); return c, err })
+	orders := h.pass(time.Second)
+	if v, w := h.objects.Volumes["data"], h.volumeOrder(orders, "b1"); v.State != v1.VolumeState_VOLUME_STATE_PENDING || v.Generation != 2 || w.GetRestore() == nil {
+		t.Fatalf("it is %v, and b1 is ordered %v", v, w)
+	}
+	if w := h.volumeOrder(orders, "a2"); w != nil {
+		t.Errorf("a2 is ordered %v", w)
+	}
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Checkpoints[c.Meta.Name]}}})
+	h.away = map[string]bool{"a2": true}
+	orders = h.pass(time.Second)
+	if v, w := h.objects.Volumes["data"], h.volumeOrder(orders, "b1"); v.State != v1.VolumeState_VOLUME_STATE_PENDING || w != nil || !strings.Contains(v.Message, "no host that is connected has its latest disk") {
+		t.Errorf("without the latest disk it is %v, and b1 is ordered %v", v, w)
+	}
+	h.away = nil
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != 3 || v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED {
+		t.Errorf("with the latest disk it is %v", v)
+	}
+}
+
+// The cluster whose restore has given its volume another host is not restored any more.
+func TestAVolumeReturnsWhenItsClusterIsNotRestored(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.away, h.out = map[string]bool{"a2": true}, 2*time.Minute
+	h.pass(time.Second)
+	h.releaseAll()
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host == "a2" {
+		t.Fatalf("it is %v", v)
+	}
+	cluster := proto.CloneOf(h.objects.Clusters["md"])
+	cluster.Restore.State = v1.RestoreState_RESTORE_STATE_FAILED
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, cluster}}})
+	h.away = nil
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != 2 {
+		t.Errorf("it is %v", v)
+	}
+}
+
+// A volume is put back on the host that has it, and this host has no room for a second disk.
+func TestAVolumeThatItsHostCannotPutBackGoesToAnother(t *testing.T) {
+	h := alone(t, nil)
+	h.takeSnapshot()
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", ""); return c, err })
+	h.pass(time.Second)
+	h.volumes["a2"][0].Ready, h.volumes["a2"][0].Failed, h.volumes["a2"][0].Message = false, true, "no space left on device"
+	orders := h.pass(time.Second)
+	v := h.objects.Volumes["data"]
+	if v.Host == "a2" || v.Generation != 1 {
+		t.Fatalf("it is %v", v)
+	}
+	orders = h.pass(time.Second)
+	if w := h.volumeOrder(orders, v.Host); w.GetRestore() == nil {
+		t.Errorf("%s is ordered %v", v.Host, w)
+	}
+	if w := h.volumeOrder(orders, "a2"); w != nil {
+		t.Errorf("a2 is ordered %v", w)
+	}
+}

@@ -83,7 +83,7 @@ func (h *host) workOnVolumes() {
 				continue
 			}
 			h.onVolume(uid, d, func() {
-				if h.readAll(w.Restore, uid) {
+				if now := h.volumeOrders[uid]; now.GetRestore().GetId() == w.Restore.Id && h.readAll(w.Restore, uid) {
 					h.putBack(uid, w)
 				}
 			})
@@ -98,7 +98,12 @@ func (h *host) workOnVolumes() {
 				h.disks[uid] = &disk{facts: w.Facts, content: content{line: "new"}}
 			})
 		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
-			h.onVolume(uid, d, func() { d.served, d.facts, h.sim.made[uid] = true, w.Facts, true })
+			h.onVolume(uid, d, func() {
+				if w.Facts.Generation > d.facts.Generation {
+					h.sim.checkLatest(h, uid, d)
+				}
+				d.served, d.facts, h.sim.made[uid] = true, w.Facts, true
+			})
 		case d != nil:
 			h.sends(uid, w, d)
 		}
@@ -245,6 +250,15 @@ func (s *Sim) checkClaims(now *core.Objects) {
 	}
 }
 
+// checkLatest checks that no host has a later disk of a volume, of which this disk becomes the latest.
+func (s *Sim) checkLatest(h *host, uid string, d *disk) {
+	for _, name := range s.names {
+		if other := s.hosts[name].disks[uid]; other != nil && other.facts.Generation > d.facts.Generation {
+			s.violate("host %s serves its old disk of volume %s, and host %s has a later one", h.name, uid, name)
+		}
+	}
+}
+
 // checkDiscard checks that a disk may be deleted: its user has asked for that, or another host has a newer disk.
 func (s *Sim) checkDiscard(h *host, uid string, d *disk) {
 	for _, name := range s.names {
@@ -284,6 +298,14 @@ func (s *Sim) createVolume(pick int) string {
 		return ""
 	}
 	return name
+}
+
+// latestThere reports whether a host has the latest disk of a volume, and serves it.
+func (s *Sim) latestThere(v *v1.Volume) bool {
+	return slices.ContainsFunc(s.names, func(name string) bool {
+		d := s.hosts[name].disks[v.Meta.Uid]
+		return s.store.objects.Hosts[name] != nil && d != nil && d.served && d.facts.Generation >= v.DiskGeneration
+	})
 }
 
 // restoreVolume asks for a volume that no cluster uses to go back to its latest snapshot, on its host or on another one.
@@ -332,7 +354,7 @@ func (s *Sim) unsettledVolume(v *v1.Volume) string {
 		return "it is being deleted"
 	case v.Restore.GetState() == v1.RestoreState_RESTORE_STATE_RESTORING:
 		return "it is being put back to snapshot " + v.Restore.Checkpoint
-	case v.State == v1.VolumeState_VOLUME_STATE_READY, v.State == v1.VolumeState_VOLUME_STATE_LOST, v.Generation > 0:
+	case v.State == v1.VolumeState_VOLUME_STATE_READY, v.State == v1.VolumeState_VOLUME_STATE_LOST, v.Generation > 0 && !s.latestThere(v):
 		return ""
 	}
 	return "it is not ready: " + v.Message

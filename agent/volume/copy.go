@@ -168,10 +168,11 @@ func (d *Disk) facts() (f Facts, err error) {
 	return f, err
 }
 
-// Restore puts the disk back to a state that a Copy had; read writes that state to a file. Nobody may use the disk
-// meanwhile. Restore ends the disk's daemon. f describes the disk, which Restore makes if it does not exist. A second
-// Restore with the same id does nothing. The returned description lists the id.
-func Restore(folder, run, uid, id string, f Facts, user User, read func(to string) error) (Facts, error) {
+// Restore puts the disk back to a state that a Copy had; read writes that state to a file, and wanted says at the last moment
+// whether the disk is still to be put back. Nobody may use the disk meanwhile. Restore ends the disk's daemon. f describes the
+// disk, which Restore makes if it does not exist. A second Restore with the same id does nothing. The returned description
+// lists the id.
+func Restore(folder, run, uid, id string, f Facts, user User, read func(to string) error, wanted func() error) (Facts, error) {
 	d := Open(folder, run, uid)
 	if have, err := d.facts(); err == nil {
 		if slices.Contains(have.Restored, id) {
@@ -181,13 +182,13 @@ func Restore(folder, run, uid, id string, f Facts, user User, read func(to strin
 	}
 	f.Restored = append(slices.Clone(f.Restored), id)
 	f.Restored = f.Restored[max(0, len(f.Restored)-restoresKept):]
-	if err := d.restore(folder, f, user, read); err != nil {
+	if err := d.restore(folder, f, user, read, wanted); err != nil {
 		return f, fmt.Errorf("put volume %s back: %w", f.Name, err)
 	}
 	return f, nil
 }
 
-func (d *Disk) restore(folder string, f Facts, user User, read func(to string) error) error {
+func (d *Disk) restore(folder string, f Facts, user User, read func(to string) error, wanted func() error) error {
 	part := d.dir + partName
 	if err := errors.Join(os.RemoveAll(part), os.MkdirAll(part, 0o700)); err != nil {
 		return err
@@ -202,11 +203,12 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 			}
 			return nil
 		},
-		func() error { return finish(part, f, user) })
+		func() error { return finish(part, f, user) },
+		wanted)
 	if err != nil {
 		return err
 	}
-	d.kill()
+	d.Stop()
 	if _, err := os.Stat(d.dir); errors.Is(err, fs.ErrNotExist) {
 		return inOrder(func() error { return os.Rename(part, d.dir) }, func() error { return durable.SyncDir(folder) })
 	}

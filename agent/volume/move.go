@@ -43,7 +43,11 @@ func Copies(folder string) (map[string]Facts, error) {
 }
 
 // OpenCopy returns a copy as a disk.
-func OpenCopy(folder, run, uid string) *Disk { return Open(folder, run, uid+copyPart) }
+func OpenCopy(folder, run, uid string) *Disk {
+	d := Open(folder, run, uid+copyPart)
+	d.copy = true
+	return d
+}
 
 // Receive makes an empty disk for a copy. It appears complete, or not at all.
 func Receive(ctx context.Context, folder, uid string, f Facts, user User) error {
@@ -97,21 +101,6 @@ func (d *Disk) Send(socket string) error {
 		return err
 	}
 	defer m.Close()
-	var nodes []struct {
-		Name string `json:"node-name"`
-	}
-	if err := m.Ask("query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
-		return err
-	}
-	layered := false
-	for _, n := range nodes {
-		layered = layered || n.Name == guestsNode
-	}
-	if !layered {
-		m.Close() // the daemon has one monitor
-		d.Stop()
-		return errors.New("qemu-storage-daemon was started by an older version, and is started again")
-	}
 	return inOrder(
 		func() error {
 			return m.Ask("blockdev-add", map[string]any{"driver": "nbd", "node-name": moveNode, "export": export, "discard": "unmap", "server": map[string]string{"type": "unix", "path": socket}}, nil)
@@ -152,7 +141,7 @@ func (d *Disk) EndSending() error { return d.endJob(moveNode) }
 // error, Stop and Serve open the disk again.
 func (d *Disk) HandOver(ctx context.Context) error {
 	for closed := false; !closed; {
-		var exports []struct{ ID string }
+		var exports []exported
 		err := d.ask(func(m *qmp.Monitor) error {
 			_ = m.Ask("block-export-del", map[string]any{"id": exportID, "mode": "hard"}, nil) // it may be closing already
 			return m.Ask("query-block-exports", nil, &exports)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,8 +47,9 @@ type User struct{ UID, GID int }
 
 // Disk is a volume's disk on this host.
 type Disk struct {
-	dir string // folder of the disk and its description
-	run string // folder of the daemon's sockets
+	dir  string // folder of the disk and its description
+	run  string // folder of the daemon's sockets
+	copy bool   // it is a copy that another host sends
 }
 
 const (
@@ -55,9 +57,10 @@ const (
 	factsName = "volume.json"
 	partName  = ".new" // suffix of an incomplete folder
 	// export is the name under which the disk is served (vm.VolumeExport).
-	export   = "volume"
-	exportID = "disk" // name of the export in the daemon
-	// startTime is how long the daemon may take to answer after its start; askTime is how long one request may take.
+	export = "volume"
+	// exportID is the name of the export in the daemon. That of older versions was "disk", and did not write through.
+	exportID = "through"
+	// startTime is how long the daemon may take to answer after its start, and to end; askTime is how long one request may take.
 	startTime = 10 * time.Second
 	askTime   = 5 * time.Second
 )
@@ -115,7 +118,7 @@ func list(folder string, uidOf func(name string) (uid string, is bool)) (map[str
 
 // Open returns a volume's disk. The folder run is for the daemon's sockets; its path must be short.
 func Open(folder, run, uid string) *Disk {
-	return &Disk{dir: filepath.Join(folder, uid), run: filepath.Join(run, uid)}
+	return &Disk{filepath.Join(folder, uid), filepath.Join(run, uid), false}
 }
 
 // Create makes the disk with an empty file system (ext4). The disk appears complete, or not at all.
@@ -209,19 +212,26 @@ func (d *Disk) Served() bool {
 	return true
 }
 
+// exported is a name under which the daemon serves a disk.
+type exported struct{ ID string }
+
 // open reports whether the daemon answers and serves the disk. HandOver closes the disk.
 func (d *Disk) open() bool {
-	var exports []struct{ ID string }
+	var exports []exported
 	err := d.ask(func(m *qmp.Monitor) error { return m.Ask("query-block-exports", nil, &exports) })
-	return err == nil && len(exports) > 0
+	return err == nil && slices.Contains(exports, exported{exportID})
 }
 
 // Serve starts the daemon unless one already serves the disk.
+//
+// The daemon writes through: what it has acknowledged is on the host's disk. Otherwise, a write before the daemon's unclean end
+// would be lost although the guest flushes its disk afterwards, because QEMU repeats only requests that were not answered. A
+// copy needs no such care: it is flushed when it is complete, and it is begun again if the daemon ends before.
 func (d *Disk) Serve(ctx context.Context, user User) error {
 	if d.open() {
 		return nil
 	}
-	d.kill()
+	d.Stop()
 	if _, err := os.Stat(d.dir); err != nil {
 		return fmt.Errorf("serve a volume: its disk is missing: %w; is the file system mounted on which it lies?", err)
 	}
@@ -235,7 +245,7 @@ func (d *Disk) Serve(ctx context.Context, user User) error {
 		"--blockdev", node(map[string]any{"driver": "raw", "node-name": guestsNode, "file": diskNode, "discard": "unmap"}),
 		"--chardev", "socket,id=monitor,server=on,wait=off,path="+d.monitor(), "--monitor", "chardev=monitor",
 		"--nbd-server", node(map[string]any{"addr": map[string]string{"type": "unix", "path": d.Socket()}, "max-connections": 0}),
-		"--export", node(map[string]any{"type": "nbd", "id": exportID, "node-name": guestsNode, "name": export, "writable": true}))
+		"--export", node(map[string]any{"type": "nbd", "id": exportID, "node-name": guestsNode, "name": export, "writable": true, "writethrough": !d.copy}))
 	daemon.Dir = "/"
 	log, err := os.OpenFile(filepath.Join(d.run, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -262,38 +272,52 @@ func (d *Disk) Serve(ctx context.Context, user User) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	d.kill()
+	d.Stop()
 	return errors.New("serve a volume: qemu-storage-daemon does not answer")
 }
 
-// kill kills the process that the pid file names, if that process is the daemon.
-func (d *Disk) kill() {
+// process returns a handle of the process that the pid file names, if that process is the daemon. The caller closes it.
+func (d *Disk) process() (handle int, is bool) {
 	text, err := os.ReadFile(d.pidFile())
 	if err != nil {
-		return
+		return 0, false
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || pid <= 1 {
-		return
+		return 0, false
 	}
-	handle, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
+	if handle, err = unix.PidfdOpen(pid, 0); err != nil {
+		return 0, false
+	}
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || !strings.Contains(string(line), d.pidFile()) { // another process has this pid now
+		unix.Close(handle)
+		return 0, false
+	}
+	return handle, true
+}
+
+// Stop ends the daemon. Guests that use the disk wait until it is served again. A daemon that does not end is killed.
+func (d *Disk) Stop() {
+	handle, is := d.process()
+	if !is {
 		return
 	}
 	defer unix.Close(handle)
-	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || !strings.Contains(string(line), d.pidFile()) { // another process has this pid now
+	ended := func(within time.Duration) bool {
+		for begun := time.Now(); time.Since(begun) < within; {
+			poll := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}
+			if n, _ := unix.Poll(poll, 100); n > 0 { // a signal interrupts it
+				return true
+			}
+		}
+		return false
+	}
+	if err := d.ask(func(m *qmp.Monitor) error { return m.Ask("quit", nil, nil) }); err == nil && ended(startTime) {
 		return
 	}
 	_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
-	poll := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}
-	_, _ = unix.Poll(poll, int(startTime/time.Millisecond))
-}
-
-// Stop ends the daemon. Guests that use the disk wait until it is served again.
-func (d *Disk) Stop() {
-	_ = d.ask(func(m *qmp.Monitor) error { return m.Ask("quit", nil, nil) })
-	d.kill()
+	ended(startTime)
 }
 
 // Delete ends the daemon and removes the disk.

@@ -2,12 +2,17 @@ package volume
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func needs(t *testing.T) {
@@ -77,6 +82,44 @@ func TestADiskIsMadeServedAndDeleted(t *testing.T) {
 	}
 }
 
+// kill kills the daemon, as a lack of memory does.
+func (d *Disk) kill() {
+	if handle, is := d.process(); is {
+		defer unix.Close(handle)
+		_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 10_000)
+	}
+}
+
+// QEMU does not repeat a write that was acknowledged, and a later flush succeeds.
+func TestAnAcknowledgedWriteOutlivesTheDaemon(t *testing.T) {
+	needs(t)
+	ctx, folder, run := context.Background(), t.TempDir(), t.TempDir()
+	if err := Create(ctx, folder, "5f3a", Facts{Name: "data", SizeBytes: 64 << 20}, User{}); err != nil {
+		t.Fatal(err)
+	}
+	d := Open(folder, run, "5f3a")
+	t.Cleanup(func() { _ = d.Delete() })
+	serve := func() {
+		t.Helper()
+		if err := d.Serve(ctx, User{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serve()
+	at := "nbd+unix:///" + export + "?socket=" + d.Socket()
+	// It kills itself: it would flush the disk at its end.
+	out, _ := exec.Command("qemu-io", "-t", "writeback", "-f", "raw", "-c", "write -P 7 32M 64k", "-c", "sigraise 9", at).CombinedOutput()
+	if !strings.Contains(string(out), "wrote 65536/65536") {
+		t.Fatalf("%s", out)
+	}
+	d.kill()
+	serve()
+	if out, err := exec.Command("qemu-io", "-f", "raw", "-c", "flush", "-c", "read -P 7 32M 64k", at).CombinedOutput(); err != nil || strings.Contains(string(out), "failed") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // A disk is put back to the state that it had when a copy began, whatever was written since. A copy that was left behind is
 // no obstacle.
 func TestADiskIsPutBackToItsState(t *testing.T) {
@@ -111,7 +154,12 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 	must(err)
 	kept := filepath.Join(t.TempDir(), "kept")
 	must(os.Rename(path, kept))
-	read := func(to string) error { return exec.Command("cp", kept, to).Run() }
+	read, wanted := func(to string) error { return exec.Command("cp", kept, to).Run() }, func() error { return nil }
+	withdrawn := errors.New("withdrawn")
+	if _, err := Restore(folder, run, uid, "none", facts, user, read, func() error { return withdrawn }); !errors.Is(err, withdrawn) {
+		t.Errorf("a restore that is not wanted any more: %v", err)
+	}
+	io("read -P 2 80M 32M")
 	for _, restore := range []struct {
 		id   string
 		want []string
@@ -120,7 +168,7 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 		{"first", []string{"read -P 3 64M 1M"}}, // Restore does nothing for an id it already has
 		{"second", []string{"read -P 1 64M 32M"}},
 	} {
-		_, err := Restore(folder, run, uid, restore.id, facts, user, read)
+		_, err := Restore(folder, run, uid, restore.id, facts, user, read, wanted)
 		must(err)
 		must(d.Serve(ctx, user))
 		for _, do := range restore.want {
@@ -129,7 +177,7 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 	}
 	facts.Generation = 2
 	must(d.Delete())
-	_, err = Restore(folder, run, uid, "third", facts, user, read)
+	_, err = Restore(folder, run, uid, "third", facts, user, read, wanted)
 	must(err)
 	must(d.Serve(ctx, user))
 	io("read -P 1 64M 32M")
@@ -166,11 +214,40 @@ func TestADiskFromAnotherHostNamesNoOtherFile(t *testing.T) {
 			}
 			return command(ctx, "qemu-img", args...)
 		}
-		if _, err := Restore(folder, run, uid, what, facts, user, read); err == nil || !strings.Contains(err.Error(), what) {
+		if _, err := Restore(folder, run, uid, what, facts, user, read, func() error { return nil }); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("a disk that must be refused because of %q: %v", what, err)
 		}
 	}
 	if found, err := List(folder); err != nil || !reflect.DeepEqual(found[uid], facts) {
 		t.Errorf("the volume is now %v, %v", found, err)
+	}
+}
+
+// BenchmarkWrites compares writing through with writing into the daemon's and the host's caches, as copies do. Four writes are under
+// way at a time, each to a part of the disk that has no data yet.
+func BenchmarkWrites(b *testing.B) {
+	for _, size := range []int{4 << 10, 64 << 10, 1 << 20} {
+		for way, open := range map[string]func(folder, run, uid string) *Disk{"through": Open, "cached": OpenCopy} {
+			b.Run(fmt.Sprintf("%dKiB-%s", size>>10, way), func(b *testing.B) {
+				folder, run := b.TempDir(), b.TempDir()
+				d := open(folder, run, "5f3a")
+				facts := Facts{Name: "data", SizeBytes: 8 << 30}
+				err := Create(b.Context(), folder, filepath.Base(d.dir), facts, User{})
+				if err == nil {
+					err = d.Serve(b.Context(), User{})
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer d.Stop()
+				b.SetBytes(int64(size))
+				b.ResetTimer()
+				out, err := exec.Command("qemu-img", "bench", "-w", "-t", "writeback", "-f", "raw", "-c", strconv.Itoa(b.N), "-s", strconv.Itoa(size), "-d", "4",
+					"nbd+unix:///"+export+"?socket="+d.Socket()).CombinedOutput()
+				if err != nil {
+					b.Fatalf("%v: %s", err, out)
+				}
+			})
+		}
 	}
 }

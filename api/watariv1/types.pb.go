@@ -4814,9 +4814,11 @@ type Volume struct {
 	Verified            *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=verified,proto3" json:"verified,omitempty"`       // the latest end of a verification of one of its snapshots
 	Move                *VolumeMove            `protobuf:"bytes,15,opt,name=move,proto3" json:"move,omitempty"`               // the latest one
 	// take_back: the id of a move in which its host has given its disk up in vain. The host serves the disk again.
-	TakeBack      string `protobuf:"bytes,16,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TakeBack string `protobuf:"bytes,16,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
+	// disk_generation: of the latest disk that a host has served. A disk of an earlier one is out of date. 0: none yet, or not known.
+	DiskGeneration uint64 `protobuf:"varint,17,opt,name=disk_generation,json=diskGeneration,proto3" json:"disk_generation,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -4959,6 +4961,13 @@ func (x *Volume) GetTakeBack() string {
 		return x.TakeBack
 	}
 	return ""
+}
+
+func (x *Volume) GetDiskGeneration() uint64 {
+	if x != nil {
+		return x.DiskGeneration
+	}
+	return 0
 }
 
 // VolumeMove is a move of a volume to another host. Clusters may use the volume meanwhile.
@@ -7598,7 +7607,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\xe7\x04\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\x90\x05\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -7621,7 +7630,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\arestore\x18\r \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
 	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12)\n" +
 	"\x04move\x18\x0f \x01(\v2\x15.watari.v1.VolumeMoveR\x04move\x12\x1b\n" +
-	"\ttake_back\x18\x10 \x01(\tR\btakeBack\"\xc0\x03\n" +
+	"\ttake_back\x18\x10 \x01(\tR\btakeBack\x12'\n" +
+	"\x0fdisk_generation\x18\x11 \x01(\x04R\x0ediskGeneration\"\xc0\x03\n" +
 	"\n" +
 	"VolumeMove\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +

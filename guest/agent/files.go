@@ -162,6 +162,7 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 		func() error { return file.Truncate(int64(at)) },
 		func() error { return file.Chmod(mode) },
 		func() error { return who.own(part) },
+		file.Sync, // on a volume, a file without its content could be left otherwise
 		file.Close,
 		func() error { return os.Rename(part, path) },
 	} {

@@ -28,8 +28,20 @@ func (s *guestService) Identify(ctx context.Context, r *connect.Request[v1.Ident
 	if r.Msg.GetIdentity() == nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no identity in the request"))
 	}
-	if err := s.agent.identify(ctx, r.Msg.GetIdentity(), r.Msg.GetNow()); err != nil {
+	arrived := time.Now()
+	now := func() *timestamppb.Timestamp { // the request may have to wait for an earlier one
+		if r.Msg.GetNow() == nil {
+			return nil
+		}
+		return timestamppb.New(r.Msg.GetNow().AsTime().Add(time.Since(arrived)))
+	}
+	if err := s.agent.identify(ctx, r.Msg.GetIdentity(), now); err != nil {
 		return nil, err
+	}
+	wait, cancel := context.WithTimeout(ctx, homeGrace)
+	defer cancel()
+	if err := s.agent.home.await(wait, true); err != nil && ctx.Err() == nil {
+		s.agent.log.Warn("the guest is ready without its home", "error", err)
 	}
 	return connect.NewResponse(&v1.IdentifyResponse{Description: s.agent.describe()}), nil
 }

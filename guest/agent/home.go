@@ -29,8 +29,13 @@ const (
 	slowAfter = 3 * time.Second
 	// homePatience is how long requests that may need the home wait for it.
 	homePatience = 30 * time.Second
-	// homeTry is how long one connection to the home's server may take, and the longest pause between two tries.
-	homeTry = time.Second
+	// homeTry is how long the first connections to the home's server may take, and the longest pause between two tries. The
+	// time doubles after every homeTries, to longestHomeTry.
+	homeTry        = time.Second
+	homeTries      = 5
+	longestHomeTry = 8 * time.Second
+	// homeGrace is how long a guest with a new identity is not ready because its home is not.
+	homeGrace = 15 * time.Second
 	// nfsType is the type of a mount of another guest's home.
 	nfsType = "nfs4"
 )
@@ -223,8 +228,9 @@ func (h *home) begin(w homeWanted) {
 
 // work tries until the home is ready or another home is wanted.
 func (h *home) work(ctx context.Context, w homeWanted) {
-	for wait := 100 * time.Millisecond; ; wait = min(2*wait, homeTry) {
-		err := h.try(ctx, w)
+	wait, patience := 100*time.Millisecond, homeTry
+	for n := 1; ; n++ {
+		err := h.try(ctx, w, patience)
 		h.mu.Lock()
 		if ctx.Err() != nil {
 			h.mu.Unlock()
@@ -248,11 +254,14 @@ func (h *home) work(ctx context.Context, w homeWanted) {
 		case <-ctx.Done():
 			return
 		}
+		if wait = min(2*wait, homeTry); n%homeTries == 0 {
+			patience = min(2*patience, longestHomeTry)
+		}
 	}
 }
 
-// try serves or mounts the home once.
-func (h *home) try(ctx context.Context, w homeWanted) error {
+// try serves or mounts the home once. A server has to accept a connection within patience.
+func (h *home) try(ctx context.Context, w homeWanted, patience time.Duration) error {
 	if w.server == "" {
 		return nil
 	}
@@ -268,7 +277,7 @@ func (h *home) try(ctx context.Context, w homeWanted) error {
 	if mounted(w.path) == nfsType {
 		return nil
 	}
-	return mountHome(w)
+	return mountHome(w, patience)
 }
 
 // unmountAll removes all mounts on a path, even while they are in use.
@@ -282,10 +291,10 @@ func unmountAll(path string) error {
 }
 
 // mountHome mounts the home of another guest. It may block for long if that guest stops to answer meanwhile.
-func mountHome(w homeWanted) error {
+func mountHome(w homeWanted, patience time.Duration) error {
 	// A mount that begins before the server can be reached goes on only when the kernel repeats its request for a
 	// connection, 15 or 31 s after the first.
-	conn, err := net.DialTimeout("tcp4", net.JoinHostPort(w.server, strconv.Itoa(nfsPort)), homeTry)
+	conn, err := net.DialTimeout("tcp4", net.JoinHostPort(w.server, strconv.Itoa(nfsPort)), patience)
 	if err != nil {
 		return fmt.Errorf("mount the home that guest %s serves: %w", w.server, err)
 	}

@@ -75,8 +75,9 @@ func check(i *v1.Identity) (checked, error) {
 	return c, errors.Join(problems...)
 }
 
-// identify gives the guest an identity. It only changes what differs from the present identity.
-func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.Timestamp) error {
+// identify gives the guest an identity. It only changes what differs from the present identity. now returns the time to which the
+// clock is set; nil: it is not set.
+func (a *Agent) identify(ctx context.Context, i *v1.Identity, now func() *timestamppb.Timestamp) error {
 	a.identifying.Lock()
 	defer a.identifying.Unlock()
 	c, err := check(i)
@@ -88,7 +89,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 		return connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf("identity is of epoch %d, the guest has that of epoch %d", i.GetEpoch(), old.GetEpoch()))
 	}
-	if now.IsValid() && now != nil {
+	if now := now(); now.IsValid() && now != nil {
 		if _, err := setClock(now.AsTime()); err != nil {
 			return connect.NewError(connect.CodeInternal, err)
 		}
@@ -109,7 +110,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 		{"write system files", func() error { return writeSystemFiles("/", c) }},
 		{"make user " + i.GetUser(), func() error { return makeUser("/", i.GetUser(), i.GetUid()) }},
 		{"write cluster files", func() error { return a.writeClusterFiles(c) }},
-		{"make the home", func() error { return a.home.want(c) }},
+		{"make the home", func() error { a.home.server.setEpoch(i.GetEpoch()); return a.home.want(c) }},
 		{"mount storage", func() error { return a.storage.want(c) }},
 		{"answer other guests", func() error { return a.overlay.use(c) }},
 	} {
@@ -165,6 +166,9 @@ func (a *Agent) resume() error {
 	}
 	if err := a.answer(c); err != nil {
 		return err
+	}
+	if !signalServer(0) { // the earlier agent ended before the server had started
+		go a.startSSH()
 	}
 	a.log.Info("identity of before taken up", "name", i.GetName(), "epoch", i.GetEpoch())
 	return nil

@@ -20,6 +20,9 @@ import (
 // nfsPort is NFS version 4's only port.
 const nfsPort = 2049
 
+// nfsRecords is the folder of the server's records of its clients, for a restart of the server.
+const nfsRecords = "/run/watari/nfs"
+
 // nfsThreads is the number of the server's kernel threads.
 const nfsThreads = "4"
 
@@ -49,9 +52,16 @@ type nfsServer struct {
 
 	mu     sync.Mutex
 	wanted homeWanted
+	epoch  uint64 // the guest's
 }
 
 func newNFSServer(log *slog.Logger) *nfsServer { return &nfsServer{log: log} }
+
+func (s *nfsServer) setEpoch(epoch uint64) {
+	s.mu.Lock()
+	s.epoch = epoch
+	s.mu.Unlock()
+}
 
 // export serves a home to its peers.
 func (s *nfsServer) export(w homeWanted) error {
@@ -59,7 +69,7 @@ func (s *nfsServer) export(w homeWanted) error {
 		return err
 	}
 	s.mu.Lock()
-	changed := s.wanted != w
+	changed, epoch := s.wanted != w, s.epoch
 	s.wanted = w
 	s.mu.Unlock()
 	if changed {
@@ -74,6 +84,13 @@ func (s *nfsServer) export(w homeWanted) error {
 	}
 	// An earlier agent may have done this: the kernel's server outlives its agent.
 	if s.listens != "" || nfsListeners() < 2 {
+		if s.listens == "" && epoch > 1 {
+			// An earlier start of the guest may have been from the same template, and its server has given numbers to clients that
+			// still use them. This one would give the same numbers to other clients. A server that starts now has other numbers.
+			if err := errors.Join(setNFS("threads", "0"), raiseNFS(nfsRecords)); err != nil {
+				return err
+			}
+		}
 		if err := nfsListen(w.own); err != nil {
 			return err
 		}
@@ -93,8 +110,7 @@ func (s *nfsServer) start() error {
 	if !knows("nfsd") {
 		return errors.New("the guest's kernel has no NFS server (module nfsd, which the image ought to hold)")
 	}
-	const records = "/run/watari/nfs" // of clients, for a restart of the server
-	if err := os.MkdirAll(records, 0o700); err != nil {
+	if err := os.MkdirAll(nfsRecords, 0o700); err != nil {
 		return err
 	}
 	if err := unix.Mount("nfsd", nfsControl, "nfsd", 0, ""); err != nil && err != unix.EBUSY {
@@ -107,7 +123,7 @@ func (s *nfsServer) start() error {
 		}
 		s.answering = true
 	}
-	if err := raiseNFS(records); err != nil {
+	if err := raiseNFS(nfsRecords); err != nil {
 		return err
 	}
 	s.started = true

@@ -199,11 +199,12 @@ func (a *Agent) startSSH() {
 	signalServer(unix.SIGHUP) // it reads its keys again
 }
 
-// signalServer sends a signal to the SSH server, if one runs.
-func signalServer(signal unix.Signal) {
-	if b, err := os.ReadFile("/run/sshd.pid"); err == nil {
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
-			unix.Kill(pid, signal)
-		}
+// signalServer sends a signal to the SSH server, and reports whether one runs. Signal 0 only asks.
+func signalServer(signal unix.Signal) bool {
+	b, err := os.ReadFile("/run/sshd.pid")
+	if err != nil {
+		return false
 	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return err == nil && unix.Kill(pid, signal) == nil
 }

@@ -92,6 +92,11 @@ func marked(all map[int]stat, id string) (pids []int, ranks map[int]*uint32) {
 	return pids, ranks
 }
 
+// mark returns the mark that the process gets.
+func (p *Process) mark() string {
+	return cmp.Or(variable(strings.Join(p.request.GetEnv(), "\x00"), Mark), p.request.GetId())
+}
+
 // MarkOf returns the mark of a running process as an environment variable; empty: it has none.
 func MarkOf(pid int) string {
 	mark := variable(readEnvironment(pid), Mark)

@@ -57,6 +57,7 @@ func (p *Process) launch() {
 	defer close(p.launched)
 	command, child, err := p.command()
 	if err == nil {
+		p.save() // the next agent must know of the program even if this one is killed right after the start
 		err = command.Start()
 		for _, file := range child {
 			file.Close()

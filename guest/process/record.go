@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ const lostMessage = "the guest agent was restarted, which ended the program"
 
 type record struct {
 	Request  []byte // protobuf
-	PID      int
+	PID      int    // 0: it is being started, or has ended
 	Born     uint64 // start, in clock ticks after boot; tells it from a later process with the same id
 	Started  time.Time
 	Ended    time.Time // zero: it is running
@@ -96,7 +95,11 @@ func reopen(directory string) (*Process, error) {
 		return nil, err
 	}
 	if p.ended.IsZero() {
-		killSession(r.PID, r.Born)
+		if r.PID != 0 {
+			killSession(r.PID, r.Born)
+		} else {
+			killMarked(p.mark())
+		}
 		p.exitCode, p.message, p.ended = 128+int32(unix.SIGKILL), lostMessage, time.Now()
 		p.save()
 	}
@@ -107,18 +110,41 @@ func reopen(directory string) (*Process, error) {
 
 // killSession kills all processes of the session that the process leader began, even if leader itself has ended.
 func killSession(leader int, born uint64) {
-	if leader == 0 {
-		return
-	}
 	if _, now, err := sessionOf(leader); err == nil && now != born {
 		return // another process has this id, so no process of the session is left
 	}
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	for _, path := range processes {
-		pid, _ := strconv.Atoi(filepath.Base(path))
-		if session, _, err := sessionOf(pid); err == nil && session == leader {
-			unix.Kill(pid, unix.SIGKILL)
+	killAll(func(all map[int]stat) (pids []int) {
+		for pid, s := range all {
+			if s.session == leader {
+				pids = append(pids, pid)
+			}
 		}
+		return pids
+	})
+}
+
+// killMarked kills all processes with a mark. Other processes of the agent before may have it, too; they have lost their streams,
+// and end anyway.
+func killMarked(mark string) {
+	killAll(func(all map[int]stat) []int {
+		pids, _ := marked(all, mark)
+		return pids
+	})
+}
+
+// killAll kills those of all processes that are chosen, until none of them runs: a process may start others meanwhile.
+func killAll(choose func(map[int]stat) []int) {
+	for range 100 {
+		all, left := stats(), false
+		for _, pid := range choose(all) {
+			if all[pid].state != "Z" && pid != os.Getpid() {
+				left = unix.Kill(pid, unix.SIGKILL) == nil || left
+			}
+		}
+		if !left {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	v1 "watari/api/watariv1"
 )
 
 func TestATableThatIsMadeAnewReportsWhatWasLost(t *testing.T) {
@@ -59,4 +61,26 @@ func TestATableThatIsMadeAnewReportsWhatWasLost(t *testing.T) {
 	if _, err := table.Get("lost"); err == nil {
 		t.Error("it is there though it was forgotten")
 	}
+}
+
+// The agent may be killed right after it has started a program, before its record has the program's id.
+func TestAProgramWhoseStartWasNotRecordedIsEnded(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "processes")
+	before, err := NewTable(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := start(t, before, shell("begun", "sleep 1003 & wait"))
+	awaitMarked(t, "begun", func(list []*v1.RunProcess) bool { return len(list) == 2 })
+	early := &Process{request: started.request, directory: started.directory, started: started.started}
+	early.save() // as it was before the start
+	table, err := NewTable(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := start(t, table, shell("begun", "sleep 1003 & wait"))
+	if d := ended(t, again); d.GetExitCode() != 137 {
+		t.Errorf("it is started again: %v", d)
+	}
+	awaitMarked(t, "begun", func(list []*v1.RunProcess) bool { return len(list) == 0 })
 }
