@@ -229,6 +229,10 @@ func (k *volumeKeeper) handOver(ctx context.Context, uid string, v *heldVolume, 
 	within, cancel := context.WithTimeout(ctx, handOverTime)
 	err := disk.HandOver(within)
 	cancel()
+	if err != nil {
+		s.refused++
+		s.stop() // otherwise the daemon waits for the other host before it ends
+	}
 	k.mu.Lock()
 	if err == nil && !k.mayHandOver(uid, s.order) {
 		err = errors.New("the volume is not to be handed over any more")
@@ -236,7 +240,6 @@ func (k *volumeKeeper) handOver(ctx context.Context, uid string, v *heldVolume, 
 	k.mu.Unlock()
 	disk.Stop()
 	if err != nil {
-		s.refused++
 		k.sendFailed(s, disk, err)
 		poke(k.wake) // the next step serves the disk again
 		return err

@@ -80,6 +80,7 @@ type heldVolume struct {
 	facts volume.Facts
 	ready bool
 	tries
+	restore string // id of the restore that the tries were about
 	working bool
 	used    uint64
 	sending *sending // the disk is being copied to another host; nil: it is not
@@ -211,6 +212,9 @@ func (k *volumeKeeper) apply(w *v1.HostWanted) {
 		if !validUID(v.Uid) {
 			continue
 		}
+		if held := k.held[v.Uid]; held != nil && held.restore != v.Restore.GetId() {
+			held.tries, held.restore = tries{}, v.Restore.GetId()
+		}
 		admit(v.Uid, v.Readers...)
 		if v.Receive != nil {
 			admit(copyKey(v.Uid, v.Receive.Move), v.Receive.Host)
@@ -259,7 +263,7 @@ func (k *volumeKeeper) step(ctx context.Context) {
 			continue
 		}
 		if v == nil {
-			v = &heldVolume{facts: volumeFacts(w.Facts), tries: tries{message: "its disk is being made"}}
+			v = &heldVolume{facts: volumeFacts(w.Facts), tries: tries{message: "its disk is being made"}, restore: w.Restore.GetId()}
 			if w.Adopt != nil { // until then this host does not have the volume
 				v.facts.Generation, v.facts.Seal = 0, nil
 			}

@@ -50,6 +50,9 @@ func (a *Admission) CreateRun(r *v1.CreateRunRequest) (change Change, name strin
 		if !a.Caller.Owns(have.Meta) || !IsRunOf(have, cluster) || !sameRun(have.Spec, spec) {
 			return change, name, refuse(Exists, "there is another run %s; take another name", name)
 		}
+		if RunEnded(have.State) && r.RequestId != "" && r.RequestId != have.RequestId { // it is no repetition of a request
+			return change, name, refuse(Exists, "run %s has ended already; take another name, or remove it first (`watari run remove %[1]s`)", name)
+		}
 		return change, name, nil
 	}
 	if err := a.runnable(cluster, spec); err != nil {

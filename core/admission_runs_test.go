@@ -103,6 +103,30 @@ func TestBoundsOfRuns(t *testing.T) {
 	}
 }
 
+// Who asks for a run again by its name, follows it. He would take an old result for a new one if it had ended.
+func TestANameIsOneRunUntilThatHasEnded(t *testing.T) {
+	a := ready()
+	asked := func(id string) *v1.CreateRunRequest {
+		return runRequest("nightly", func(r *v1.CreateRunRequest) { r.RequestId = id })
+	}
+	change, _, err := a.CreateRun(asked("first"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Objects = a.Apply(change)
+	for id, refusal := range map[string]string{"first": "", "second": "run nightly has ended already; take another name", "": ""} {
+		for _, state := range []v1.RunState{v1.RunState_RUN_STATE_RUNNING, v1.RunState_RUN_STATE_EXITED} {
+			a.Runs["nightly"].State = state
+			change, name, err := a.CreateRun(asked(id))
+			if refusal != "" && RunEnded(state) {
+				refused(t, change, err, Exists, refusal)
+			} else if err != nil || name != "nightly" || len(change.Ops) != 0 {
+				t.Errorf("asked again with id %q, and it is %v: %v, %v", id, state, change, err)
+			}
+		}
+	}
+}
+
 func TestAClusterHasAsManyRunsAsItMay(t *testing.T) {
 	a := ready()
 	for i := range maxUnended - 1 {

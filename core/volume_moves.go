@@ -131,7 +131,7 @@ func (p *pass) moveVolume(c *Change, v, update *v1.Volume) bool {
 	switch {
 	case handsOver(v) && (why != "" || !ready || made.Copy != m.Copy):
 		m.State, m.Message = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, cmp.Or(why, fmt.Sprintf("host %s is not ready for the copy", m.Target))
-	case handsOver(v) && settled && sending.GetMove() == m.Id && !sending.Ready:
+	case handsOver(v) && settled && sending.GetMove() == m.Id && !sending.Ready && sending.Message != "": // it has failed
 		m.State, m.Message = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, sending.Message
 	case handsOver(v):
 		m.Message = "host " + v.Host + " completes the copy"

@@ -127,7 +127,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Meta.Deleting == nil && p.volumeAway(v, replaceHostAfter) && p.volumeRestoredFrom(v) != nil:
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s, which had it, is out of reach", v.Host))
 	case v.Meta.Deleting == nil && restoring(v) && p.endVolumeRestore(&c, v, update):
-	case v.Meta.Deleting == nil && seen.GetFailed() && p.volumeRestoredFrom(v) != nil:
+	case v.Meta.Deleting == nil && connected && p.current(v.Host) && seen.GetFailed() && p.volumeRestoredFrom(v) != nil && seen.GetRestored() != p.volumeRestores(v).GetRestore().Id:
 		p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
 	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
@@ -144,7 +144,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 			c.write(Expect, host)
 			c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is made on host %s", update.Host)
 		}
-	case v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > 0 && p.volumeRestoredFrom(v) == nil && !latestDisk(v, seen):
+	case p.abandoned(v) && !latestDisk(v, seen):
 		p.returnVolume(&c, v, update, fmt.Sprintf("its restore on host %s was given up", v.Host))
 	case host == nil && v.State != v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_LOST, fmt.Sprintf("host %s, which had it, was removed", v.Host)
@@ -298,6 +298,11 @@ func (p *pass) loseVolume(v *v1.Volume) {
 	}
 }
 
+// abandoned reports whether a volume has got a host that was to put it back, has not done so, and is not to do it any more.
+func (p *pass) abandoned(v *v1.Volume) bool {
+	return v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > v.DiskGeneration && p.volumeRestoredFrom(v) == nil
+}
+
 // returnVolume gives a volume back to the host with its latest disk, because no host puts it back to a checkpoint any more, and
 // says why. It reports whether such a host is connected.
 func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
@@ -316,13 +321,16 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 	return true
 }
 
-// hostWith returns a connected host that has the latest disk of a volume; empty: none has it.
+// hostWith returns a connected host that has the latest disk of a volume; empty: none has it. A host without orders about the
+// volume does not serve the disk that it has.
 func (p *pass) hostWith(v *v1.Volume) (host string) {
 	latest := v.DiskGeneration
 	for _, name := range sortedKeys(p.Hosts) {
 		report, _, connected := p.Observed(name)
 		o := volumeOn(report, v.Meta.Uid)
-		if generation := o.GetFacts().GetGeneration(); connected && o.GetReady() && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
+		generation := o.GetFacts().GetGeneration()
+		keeps := v.Host != "" && name != v.Host && o != nil && o.GivenUp == nil && generation == v.DiskGeneration
+		if connected && (o.GetReady() || keeps) && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
 			host, latest = name, generation
 		}
 	}
@@ -489,7 +497,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		}
 		if from := p.volumeRestoredFrom(v); from != nil {
 			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
-		} else if v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > 0 && !w.Discard {
+		} else if p.abandoned(v) && !w.Discard {
 			continue // the host would serve a disk that is out of date
 		}
 		p.moveOrders(w, v)

@@ -512,6 +512,7 @@ func TestAVolumeWhoseRestoreIsGivenUpIsAsItWas(t *testing.T) {
 		t.Errorf("without the latest disk it is %v, and b1 is ordered %v", v, w)
 	}
 	h.away = nil
+	h.volumes["a2"][0].Ready = false // its agent was restarted, and has no orders about the volume
 	h.pass(time.Second)
 	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != 3 || v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED {
 		t.Errorf("with the latest disk it is %v", v)
@@ -558,5 +559,21 @@ func TestAVolumeThatItsHostCannotPutBackGoesToAnother(t *testing.T) {
 	}
 	if w := h.volumeOrder(orders, "a2"); w != nil {
 		t.Errorf("a2 is ordered %v", w)
+	}
+}
+
+// The store has forgotten a volume that had moved. Its host has the disk, and is ordered to serve it.
+func TestAVolumeThatIsKnownAgainIsServed(t *testing.T) {
+	h := volumes(t, 0)
+	h.volumes["b1"] = []*v1.VolumeObserved{{Uid: "uid-data", Facts: &v1.VolumeFacts{Name: "data", Owner: "ann", SizeBytes: 1 << 30, Generation: 2}}}
+	h.pass(time.Second)
+	orders := h.pass(time.Second)
+	if v, w := h.objects.Volumes["data"], h.volumeOrder(orders, "b1"); v.GetHost() != "b1" || w == nil || w.Make || w.Discard {
+		t.Errorf("it is %v, and b1 is ordered %v", v, w)
+	}
+	h.volumes["b1"][0].Ready = true
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != 2 {
+		t.Errorf("it is %v", v)
 	}
 }

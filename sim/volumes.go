@@ -300,11 +300,11 @@ func (s *Sim) createVolume(pick int) string {
 	return name
 }
 
-// latestThere reports whether a host has the latest disk of a volume, and serves it.
+// latestThere reports whether a host has the latest disk of a volume.
 func (s *Sim) latestThere(v *v1.Volume) bool {
 	return slices.ContainsFunc(s.names, func(name string) bool {
 		d := s.hosts[name].disks[v.Meta.Uid]
-		return s.store.objects.Hosts[name] != nil && d != nil && d.served && d.facts.Generation >= v.DiskGeneration
+		return s.store.objects.Hosts[name] != nil && d != nil && d.givenUp == nil && d.facts.Generation >= v.DiskGeneration
 	})
 }
 

@@ -204,11 +204,10 @@ func (d *Disk) restore(folder string, f Facts, user User, read func(to string) e
 			return nil
 		},
 		func() error { return finish(part, f, user) },
-		wanted)
+		func() error { d.Stop(); return wanted() })
 	if err != nil {
 		return err
 	}
-	d.Stop()
 	if _, err := os.Stat(d.dir); errors.Is(err, fs.ErrNotExist) {
 		return inOrder(func() error { return os.Rename(part, d.dir) }, func() error { return durable.SyncDir(folder) })
 	}

@@ -159,6 +159,7 @@ func TestADiskIsPutBackToItsState(t *testing.T) {
 	if _, err := Restore(folder, run, uid, "none", facts, user, read, func() error { return withdrawn }); !errors.Is(err, withdrawn) {
 		t.Errorf("a restore that is not wanted any more: %v", err)
 	}
+	must(d.Serve(ctx, user))
 	io("read -P 2 80M 32M")
 	for _, restore := range []struct {
 		id   string

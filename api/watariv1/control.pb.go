@@ -3710,6 +3710,7 @@ type GuestExecRequest struct {
 	Start         *StartProcessRequest   `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"`    // first message; its id may be empty
 	Input         *AttachRequest         `protobuf:"bytes,3,opt,name=input,proto3" json:"input,omitempty"`    // later messages
 	Signal        int32                  `protobuf:"varint,4,opt,name=signal,proto3" json:"signal,omitempty"` // later messages
+	Resume        bool                   `protobuf:"varint,5,opt,name=resume,proto3" json:"resume,omitempty"` // first message: the caller has had an answer, so the process was started and is not started again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3770,6 +3771,13 @@ func (x *GuestExecRequest) GetSignal() int32 {
 		return x.Signal
 	}
 	return 0
+}
+
+func (x *GuestExecRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
 }
 
 type GuestExecResponse struct {
@@ -4347,7 +4355,7 @@ func (x *ListMigrationsResponse) GetMigrations() []*Migration {
 type CreateRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *RunSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run, until it has ended
 	// request_id is the caller's own for this request, hard to guess: a repeated call, after a lost answer, is told of
 	// the run that the first one made. At most 64 bytes; empty: a call without a name makes a run each time.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -7934,12 +7942,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"|\n" +
 	"\x19ListGuestConsolesResponse\x122\n" +
 	"\bconsoles\x18\x01 \x03(\v2\x16.watari.v1.KeptConsoleR\bconsoles\x12+\n" +
-	"\x11unreachable_hosts\x18\x02 \x03(\tR\x10unreachableHosts\"\xa6\x01\n" +
+	"\x11unreachable_hosts\x18\x02 \x03(\tR\x10unreachableHosts\"\xbe\x01\n" +
 	"\x10GuestExecRequest\x12\x14\n" +
 	"\x05guest\x18\x01 \x01(\tR\x05guest\x124\n" +
 	"\x05start\x18\x02 \x01(\v2\x1e.watari.v1.StartProcessRequestR\x05start\x12.\n" +
 	"\x05input\x18\x03 \x01(\v2\x18.watari.v1.AttachRequestR\x05input\x12\x16\n" +
-	"\x06signal\x18\x04 \x01(\x05R\x06signal\"F\n" +
+	"\x06signal\x18\x04 \x01(\x05R\x06signal\x12\x16\n" +
+	"\x06resume\x18\x05 \x01(\bR\x06resume\"F\n" +
 	"\x11GuestExecResponse\x121\n" +
 	"\x06output\x18\x01 \x01(\v2\x19.watari.v1.AttachResponseR\x06output\"n\n" +
 	"\x15ControlPutFileRequest\x12\x14\n" +

@@ -108,6 +108,9 @@ func (a *Agent) warmUp(ctx context.Context) {
 	if err := a.home.server.start(); err != nil {
 		a.log.Warn("start the home's server in advance", "error", err)
 	}
+	if a.current() != nil {
+		return // the guest comes from a template, and this is not its first agent
+	}
 	if line, _ := os.ReadFile("/proc/cmdline"); slices.Contains(strings.Fields(string(line)), "watari.template=1") {
 		a.warmMPI(ctx)
 	}
@@ -120,6 +123,12 @@ func (a *Agent) warmMPI(ctx context.Context) {
 		a.log.Warn("prepare for MPI's launcher", "error", err)
 		return
 	}
+	own, err := os.MkdirTemp(a.runDirectory, "warm-")
+	if err != nil {
+		a.log.Warn("prepare for MPI's launcher", "error", err)
+		return
+	}
+	defer os.RemoveAll(own)
 	for _, words := range [][]string{
 		{"mpirun", "--allow-run-as-root", "-n", "1", "ompi_info"}, // loads all of Open MPI's plug-ins
 		{"mpiexec.hydra", "-n", "1", "true"},
@@ -129,7 +138,7 @@ func (a *Agent) warmMPI(ctx context.Context) {
 			continue
 		}
 		command := exec.CommandContext(ctx, program, words[1:]...)
-		command.Env = append(os.Environ(), "HOME=/tmp", "TMPDIR=/tmp")
+		command.Env = append(os.Environ(), "HOME="+own, "TMPDIR="+own)
 		command.WaitDelay = time.Second
 		if out, err := command.CombinedOutput(); err != nil {
 			a.log.Warn("run MPI's launcher in advance", "program", program, "error", err, "output", string(out))

@@ -41,7 +41,7 @@ func (s *guestService) Identify(ctx context.Context, r *connect.Request[v1.Ident
 	wait, cancel := context.WithTimeout(ctx, homeGrace)
 	defer cancel()
 	if err := s.agent.home.await(wait, true); err != nil && ctx.Err() == nil {
-		s.agent.log.Warn("the guest is ready without its home", "error", err)
+		s.agent.log.Warn("the guest is ready without its home", "reason", s.agent.home.status())
 	}
 	return connect.NewResponse(&v1.IdentifyResponse{Description: s.agent.describe()}), nil
 }
@@ -87,10 +87,8 @@ func (s *guestService) ListRunProcesses(ctx context.Context, r *connect.Request[
 
 // describe returns the guest's identity and state.
 func (a *Agent) describe() *v1.DescribeResponse {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	d := &v1.DescribeResponse{
 		AgentVersion: version.Version,
-		BootId:       strings.TrimSpace(string(boot)),
 		Now:          timestamppb.New(time.Now()),
 		Mpi:          findMPI(),
 		Home:         "not identified yet",
@@ -99,6 +97,8 @@ func (a *Agent) describe() *v1.DescribeResponse {
 		MountsStorage: true,
 	}
 	if i := a.current(); i != nil {
+		boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // the kernel makes it at the first read, so not in a template
+		d.BootId = strings.TrimSpace(string(boot))
 		d.GuestUid, d.Name, d.Epoch = i.GetGuestUid(), i.GetName(), i.GetEpoch()
 		d.Home = a.home.status()
 		d.Storage = a.storage.status()

@@ -92,6 +92,9 @@ func (h *home) await(ctx context.Context, root bool) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.state == homeReady {
+		return nil
+	}
 	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the shared home is not ready: %s", h.state))
 }
 

@@ -97,6 +97,9 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now func() *timest
 	if err := creditEntropy(i.GetEntropy()); err != nil {
 		return connect.NewError(connect.CodeInternal, err)
 	}
+	if old == nil {
+		scatterProcessIDs()
+	}
 	i.Entropy = nil // each request has new bytes, and nothing needs the old ones
 	if old != nil && proto.Equal(old, i) {
 		return nil
@@ -160,6 +163,7 @@ func (a *Agent) resume() error {
 	if err != nil {
 		return err
 	}
+	a.home.server.setEpoch(i.GetEpoch())
 	a.home.resume(c)
 	if err := a.storage.want(c); err != nil {
 		a.log.Error("take up the storage of before", "error", err)

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -56,6 +57,18 @@ func creditEntropy(secret []byte) error {
 		return fmt.Errorf("reseed the random generator: %w", errno)
 	}
 	return nil
+}
+
+// scatterProcessIDs makes this guest's kernel count its processes from a random number. Otherwise, processes of guests forked from one
+// template often have equal ids, with which programs name files in the shared home, seed random generators, and number MPI jobs. A
+// kernel that cannot do this goes on from the template's number.
+func scatterProcessIDs() {
+	const most = 1 << 22 // ids, the kernel's limit
+	var random [4]byte
+	rand.Read(random[:]) // from the kernel, which has new entropy; the agent's own generator is the template's
+	last := 1000 + binary.NativeEndian.Uint32(random[:])%(most-2000)
+	_ = os.WriteFile("/proc/sys/kernel/pid_max", []byte(strconv.Itoa(most)), 0)
+	_ = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(int(last))), 0)
 }
 
 // giveBootID gives a guest its own boot id, once. All guests forked from one template have the template's boot id.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +109,16 @@ func TestGuestsForkedFromOneTemplate(t *testing.T) {
 	secret := "head -c 16 /dev/urandom | od -An -tx1"
 	if a, b := guests[0].MustRun(ctx, "", secret), guests[1].MustRun(ctx, "", secret); a == b {
 		t.Errorf("both draw the random number %s", a)
+	}
+	pid := func(g *Guest) int {
+		n, err := strconv.Atoi(strings.TrimSpace(g.MustRun(ctx, "", "echo $$")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if a, b := pid(guests[0]), pid(guests[1]); a > b-500 && a < b+500 {
+		t.Errorf("their processes have the ids %d and %d", a, b)
 	}
 	for _, g := range guests {
 		homeReady(ctx, g)

@@ -136,6 +136,17 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	}
 }
 
+// MPI's launchers give each rank a process group of its own.
+func TestAKillReachesTheWholeSession(t *testing.T) {
+	p := start(t, newTable(t), shell("killed", "set -m; sleep 1003 & echo up; wait"))
+	waitFor(t, p, "up\n")
+	if err := p.Signal(9); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, p)
+	awaitMarked(t, "killed", func(list []*v1.RunProcess) bool { return len(list) == 0 })
+}
+
 // waitFor waits until stdout begins with want.
 func waitFor(t *testing.T, p *Process, want string) {
 	t.Helper()

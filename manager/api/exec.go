@@ -23,6 +23,8 @@ const (
 	execHold = 60
 	// maxHold bounds the hold time that a caller may request, seconds, because an abandoned process uses resources.
 	maxHold = 3600
+	// overHold is how long a process that has ended is remembered after its end was sent to the caller.
+	overHold = time.Minute
 	// maxInput bounds the input that waits for the guest, bytes.
 	maxInput = 1 << 20
 	// forgetTimeout bounds the clean-up after a caller is gone.
@@ -63,7 +65,10 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput()}
+	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput(), started: make(chan struct{})}
+	if first.Resume {
+		close(e.started)
+	}
 	e.outs, e.errs = first.Input.GetStdoutOffset(), first.Input.GetStderrOffset()
 	if first.Input != nil {
 		e.input.add(first.Input)
@@ -92,9 +97,9 @@ type execution struct {
 	start      *v1.StartProcessRequest
 	out        *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]
 	input      *input
-	started    bool
-	over       bool   // the caller has received the process's end
-	outs, errs uint64 // bytes passed on
+	started    chan struct{} // closed when the process has been started
+	over       bool          // the process's end was sent to the caller
+	outs, errs uint64        // bytes passed on
 }
 
 // receive takes the caller's later messages until the caller ends. When the caller closes its sending side, receive closes
@@ -119,7 +124,13 @@ func (e *execution) receive(ctx context.Context, cancel context.CancelFunc) {
 	}
 }
 
+// signal sends a signal to the process, as soon as that has been started.
 func (e *execution) signal(ctx context.Context, signal int32) {
+	select {
+	case <-e.started:
+	case <-ctx.Done():
+		return
+	}
 	err := e.s.retry(ctx, e.name, e.uid, func(g *v1.Guest, _ func()) error {
 		client, err := e.s.processes(g)
 		if err == nil {
@@ -139,11 +150,17 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 	if err != nil {
 		return err
 	}
-	if !e.started {
+	select {
+	case <-e.started:
+	default:
 		if _, err := client.StartProcess(ctx, connect.NewRequest(e.start)); err != nil {
 			return err
 		}
-		e.started = true
+		close(e.started)
+		alive()
+		if err := e.out.Send(&v1.GuestExecResponse{Output: &v1.AttachResponse{}}); err != nil { // the caller need not start it again
+			return final{err}
+		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	attached := client.Attach(ctx)
@@ -197,19 +214,21 @@ func cut(data []byte, offset, have uint64) ([]byte, uint64) {
 	return data, offset
 }
 
-// end forgets the process once the caller has received its end, or if the caller does not return for twice the hold time.
+// end forgets the process if the caller does not return for twice the hold time. A caller to whom the end was sent may not have received
+// it, but would return sooner.
 func (e *execution) end() {
-	left := e.s.execs.end(e.process())
-	switch {
-	case e.over:
-		e.forget()
-	case left == 0:
-		time.AfterFunc(2*time.Duration(e.start.HoldSeconds)*time.Second, func() {
-			if e.s.execs.count(e.process()) == 0 {
-				e.forget()
-			}
-		})
+	if e.s.execs.end(e.process()) > 0 {
+		return
 	}
+	wait := 2 * time.Duration(e.start.HoldSeconds) * time.Second
+	if e.over {
+		wait = min(wait, overHold)
+	}
+	time.AfterFunc(wait, func() {
+		if e.s.execs.count(e.process()) == 0 {
+			e.forget()
+		}
+	})
 }
 
 // process identifies a process. Callers choose the ids, so processes of different guests may have the same id.
@@ -243,7 +262,9 @@ func (c *callers) add(p process, n int) int {
 
 // forget ends the process if it still runs, and drops its output.
 func (e *execution) forget() {
-	if !e.started {
+	select {
+	case <-e.started:
+	default:
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), forgetTimeout)

@@ -153,7 +153,11 @@ func (s *Server) retry(ctx context.Context, name, uid string, attempt func(g *v1
 		if g.Stopped || g.Failure != "" {
 			return final{fail(connect.CodeAborted, "guest %s was stopped", name)}
 		}
-		err = attempt(g, func() { since, pause = time.Now(), 50*time.Millisecond })
+		begun, reached := time.Now(), false
+		err = attempt(g, func() { since, pause, reached = time.Now(), 50*time.Millisecond, true })
+		if reached || time.Since(begun) > guestPatience {
+			since = time.Now() // the connection stood until now, though nothing came
+		}
 		if err == nil || ctx.Err() != nil || !broken(err) {
 			return err
 		}

@@ -3,6 +3,7 @@ package controller
 // memory.go - asks the guests of a failed run whether they ran out of memory.
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -63,7 +64,8 @@ func ranOutDuring(run *v1.Run, d *v1.DescribeResponse, now time.Time) bool {
 		return false
 	}
 	age := d.GetNow().AsTime().Sub(d.GetOutOfMemory().GetAt().AsTime())
-	return age <= now.Sub(run.GetStarted().AsTime())+memorySlack
+	since := cmp.Or(run.GetStarted(), run.GetMeta().GetCreated()) // a run that could not be started has no start
+	return age <= now.Sub(since.AsTime())+memorySlack
 }
 
 // describe asks a guest for its state.

@@ -22,7 +22,11 @@ const (
 func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func(alive func()) error) error {
 	pause, since := firstPause, time.Now()
 	for {
-		err := attempt(func() { pause, since = firstPause, time.Now() })
+		begun, reached := time.Now(), false
+		err := attempt(func() { pause, since, reached = firstPause, time.Now(), true })
+		if reached || time.Since(begun) > patience {
+			since = time.Now() // the connection stood until now, though nothing came
+		}
 		if err == nil || ctx.Err() != nil || !Transient(err) || time.Since(since) > patience {
 			return err
 		}

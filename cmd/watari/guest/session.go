@@ -39,6 +39,7 @@ type session struct {
 	given   uint64        // bytes of input that the process has received
 	pending []byte        // input after given
 	sizes   chan [2]uint32
+	known   bool // the command was started
 }
 
 // readInput reads until the end or an error, and then closes the channel.
@@ -106,7 +107,7 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 	stream := c.GuestExec(ctx)
 	defer stream.CloseResponse()
 	defer stream.CloseRequest()
-	err := stream.Send(&v1.GuestExecRequest{Guest: s.guest, Start: s.start,
+	err := stream.Send(&v1.GuestExecRequest{Guest: s.guest, Start: s.start, Resume: s.known,
 		Input: &v1.AttachRequest{Id: s.start.Id, StdoutOffset: s.stdout, StderrOffset: s.stderr}})
 	if err == nil && (len(s.pending) > 0 || s.closed) {
 		err = s.sendInput(stream, s.pending, s.given) // the process skips the bytes that it has received
@@ -126,6 +127,8 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 		}
 		var err error
 		select {
+		case <-ctx.Done():
+			return ctx.Err()
 		case answer := <-answers:
 			if errors.Is(answer.err, io.EOF) {
 				return connect.NewError(connect.CodeUnavailable, errors.New("the stream ended before the command"))
@@ -134,6 +137,7 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 				return answer.err
 			}
 			alive()
+			s.known = true
 			if err := s.take(answer.message.GetOutput()); err != nil || s.ended != nil {
 				return err
 			}

@@ -1,0 +1,34 @@
+package client
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+)
+
+// A run that prints nothing for an hour is followed on when its connection breaks.
+func TestAQuietConnectionThatBreaksIsMadeAgain(t *testing.T) {
+	for name, speaks := range map[string]bool{"after one message": true, "after none": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				attempts := 0
+				err := new(Client).Patiently(t.Context(), nil, func(alive func()) error {
+					if attempts++; attempts > 1 {
+						return nil
+					}
+					if speaks {
+						alive()
+					}
+					time.Sleep(time.Hour)
+					return connect.NewError(connect.CodeUnavailable, errors.New("the connection broke"))
+				})
+				if err != nil || attempts != 2 {
+					t.Errorf("%d attempts: %v", attempts, err)
+				}
+			})
+		})
+	}
+}
