@@ -20,6 +20,10 @@ import (
 // retryVolumeMove is the pause before a volume on a host that is drained is moved again after a move of it has failed.
 const retryVolumeMove = time.Minute
 
+// handOverMost is how much of a copy may be missing while its volume is handed over, in bytes. The guests of the volume cannot move
+// meanwhile.
+const handOverMost = 256 << 20
+
 // volumeMoves reports whether a move of a volume has not ended.
 func volumeMoves(v *v1.Volume) bool {
 	state := v.GetMove().GetState()
@@ -131,7 +135,8 @@ func (p *pass) moveVolume(c *Change, v, update *v1.Volume) bool {
 	switch {
 	case handsOver(v) && (why != "" || !ready || made.Copy != m.Copy):
 		m.State, m.Message = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, cmp.Or(why, fmt.Sprintf("host %s is not ready for the copy", m.Target))
-	case handsOver(v) && settled && sending.GetMove() == m.Id && !sending.Ready && sending.Message != "": // it has failed
+	case handsOver(v) && settled && sending.GetMove() == m.Id && !sending.Ready &&
+		(sending.Message != "" || sending.TotalBytes > sending.CopiedBytes+handOverMost): // it has failed, or guests write too much
 		m.State, m.Message = v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, sending.Message
 	case handsOver(v):
 		m.Message = "host " + v.Host + " completes the copy"

@@ -329,7 +329,7 @@ func (p *pass) hostWith(v *v1.Volume) (host string) {
 		report, _, connected := p.Observed(name)
 		o := volumeOn(report, v.Meta.Uid)
 		generation := o.GetFacts().GetGeneration()
-		keeps := v.Host != "" && name != v.Host && o != nil && o.GivenUp == nil && generation == v.DiskGeneration
+		keeps := v.Host != "" && p.current(name) && o != nil && o.GivenUp == nil && generation == v.DiskGeneration
 		if connected && (o.GetReady() || keeps) && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
 			host, latest = name, generation
 		}

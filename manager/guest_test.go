@@ -307,6 +307,7 @@ func TestExecRefusalsAndSignals(t *testing.T) {
 	if ended.ExitCode != 130 {
 		t.Fatal(ended)
 	}
+	stream.CloseRequest() // it has received the end
 	// The process of a caller who disconnects and does not return ends.
 	gone, leave := context.WithCancel(ctx)
 	left := r.admin.GuestExec(gone)

@@ -4355,7 +4355,7 @@ func (x *ListMigrationsResponse) GetMigrations() []*Migration {
 type CreateRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *RunSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run, until it has ended
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run; one that has ended is refused to another request_id
 	// request_id is the caller's own for this request, hard to guess: a repeated call, after a lost answer, is told of
 	// the run that the first one made. At most 64 bytes; empty: a call without a name makes a run each time.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

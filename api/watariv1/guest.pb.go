@@ -583,7 +583,7 @@ func (*DescribeRequest) Descriptor() ([]byte, []int) {
 type DescribeResponse struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	AgentVersion string                 `protobuf:"bytes,1,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	BootId       string                 `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`       // the guest kernel's
+	BootId       string                 `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`       // the guest kernel's; empty without an identity
 	GuestUid     string                 `protobuf:"bytes,3,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"` // empty: not yet identified
 	Name         string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Epoch        uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`

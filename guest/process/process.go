@@ -157,8 +157,8 @@ func (p *Process) Describe() *v1.Process {
 	return d
 }
 
-// Signal sends a signal to the process's group. SIGKILL goes to the whole session: a launcher's children have groups of their own, and
-// a launcher that is killed cannot end them. It is not an error if the process has ended.
+// Signal sends a signal to the process's group. Without a terminal, SIGKILL goes to the whole session: a launcher's children have groups
+// of their own, and a launcher that is killed cannot end them. It is not an error if the process has ended.
 func (p *Process) Signal(signal int32) error {
 	if signal < 1 || signal > 64 {
 		return fmt.Errorf("%w: signal %d", ErrInvalid, signal)
@@ -169,11 +169,10 @@ func (p *Process) Signal(signal int32) error {
 	if p.pid == 0 {
 		return nil
 	}
-	if signal == int32(unix.SIGKILL) {
+	if signal == int32(unix.SIGKILL) && !p.request.GetTty() {
 		if _, born, err := sessionOf(p.pid); err == nil {
-			killSession(p.pid, born)
+			go killSession(p.pid, born)
 		}
-		return nil
 	}
 	if err := unix.Kill(-p.pid, unix.Signal(signal)); err != nil && err != unix.ESRCH {
 		return fmt.Errorf("signal %d to process %s: %w", signal, p.request.GetId(), err)

@@ -1,5 +1,5 @@
 // Package process keeps a guest's table of processes. Each process is started once under an identifier. Its output is
-// kept in files in memory and can be read from any offset. Signals go to its process group.
+// kept in files in memory and can be read from any offset. Signals go to its process group, SIGKILL to its session.
 package process
 
 import (

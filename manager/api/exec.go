@@ -23,7 +23,9 @@ const (
 	execHold = 60
 	// maxHold bounds the hold time that a caller may request, seconds, because an abandoned process uses resources.
 	maxHold = 3600
-	// overHold is how long a process that has ended is remembered after its end was sent to the caller.
+	// overWait is how long a caller may take to confirm a process's end by closing its side; overHold is how long a process whose end was
+	// not confirmed is remembered.
+	overWait = time.Second
 	overHold = time.Minute
 	// maxInput bounds the input that waits for the guest, bytes.
 	maxInput = 1 << 20
@@ -65,7 +67,7 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput(), started: make(chan struct{})}
+	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput(), started: make(chan struct{}), left: make(chan struct{})}
 	if first.Resume {
 		close(e.started)
 	}
@@ -98,7 +100,9 @@ type execution struct {
 	out        *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]
 	input      *input
 	started    chan struct{} // closed when the process has been started
+	left       chan struct{} // closed when the caller has closed its side
 	over       bool          // the process's end was sent to the caller
+	confirmed  bool          // the caller has received it
 	outs, errs uint64        // bytes passed on
 }
 
@@ -109,6 +113,7 @@ func (e *execution) receive(ctx context.Context, cancel context.CancelFunc) {
 		m, err := e.out.Receive()
 		if errors.Is(err, io.EOF) {
 			e.input.close()
+			close(e.left)
 			return
 		}
 		if err != nil {
@@ -183,6 +188,11 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 		}
 		if m.Ended != nil {
 			e.over = true
+			select {
+			case <-e.left:
+				e.confirmed = true
+			case <-time.After(overWait):
+			}
 			return nil
 		}
 	}
@@ -191,7 +201,7 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 // lost turns the error about a process that the guest no longer knows into one for people.
 func (e *execution) lost(err error) error {
 	if connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
-		return final{fail(connect.CodeAborted, "guest %s was restarted, and the process ended with it", e.name)}
+		return final{fail(connect.CodeAborted, "guest %s does not know the process any more: the guest was restarted, or the caller was away for too long", e.name)}
 	}
 	return err
 }
@@ -214,14 +224,17 @@ func cut(data []byte, offset, have uint64) ([]byte, uint64) {
 	return data, offset
 }
 
-// end forgets the process if the caller does not return for twice the hold time. A caller to whom the end was sent may not have received
-// it, but would return sooner.
+// end forgets the process once the caller has received its end, or if the caller does not return: for twice the hold time, or for
+// overHold if the end was sent.
 func (e *execution) end() {
-	if e.s.execs.end(e.process()) > 0 {
+	left, wait := e.s.execs.end(e.process()), 2*time.Duration(e.start.HoldSeconds)*time.Second
+	switch {
+	case e.confirmed:
+		e.forget()
 		return
-	}
-	wait := 2 * time.Duration(e.start.HoldSeconds) * time.Second
-	if e.over {
+	case left > 0:
+		return
+	case e.over:
 		wait = min(wait, overHold)
 	}
 	time.AfterFunc(wait, func() {

@@ -18,7 +18,7 @@ const (
 
 // Patiently repeats a read that fails for a temporary reason. It ends when the read succeeds or fails for good, when
 // ctx ends, or when no attempt has made progress for five minutes. notice, if not nil, is called with each failure. An
-// attempt that calls alive has made progress.
+// attempt that calls alive, or lasts longer than that, has made progress until its end.
 func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func(alive func()) error) error {
 	pause, since := firstPause, time.Now()
 	for {
