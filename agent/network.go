@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
@@ -43,7 +45,10 @@ func newNetworkKeeper(n Network, local func() []machine.Tap, changed func(), log
 // want stores the manager's wish.
 func (k *networkKeeper) want(wanted *v1.NetworkWanted) {
 	k.mu.Lock()
-	same := k.wanted != nil && k.wanted.Generation == wanted.Generation && k.failure == nil
+	same := proto.Equal(k.wanted, wanted) && k.failure == nil
+	if !same && k.wanted.GetGeneration() == wanted.GetGeneration() {
+		k.inForce = 0 // a manager that was restarted counts from 1 again
+	}
 	k.wanted = wanted
 	k.mu.Unlock()
 	if !same {
@@ -87,7 +92,9 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 		k.failure = err
 		k.rounds++
 		if err == nil {
-			k.inForce = wanted.Generation
+			if k.wanted == wanted {
+				k.inForce = wanted.Generation
+			}
 			k.routed = map[string]bool{}
 			for _, g := range local {
 				k.routed[g.UID] = true

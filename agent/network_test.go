@@ -41,6 +41,24 @@ func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Conte
 	return k, ctx
 }
 
+// Each manager counts the networks from 1.
+func TestTheFirstNetworkOfTheNextManagerIsApplied(t *testing.T) {
+	network := &countingNetwork{during: func() error { return nil }}
+	k, ctx := newTestKeeper(t, network)
+	if !k.apply(ctx) {
+		t.Fatal("the first network is not applied")
+	}
+	<-k.wake
+	k.want(&v1.NetworkWanted{Generation: 1})
+	if now, _ := k.state(); now != 1 || len(k.wake) != 0 {
+		t.Errorf("the same network: %d is in force, %d wakes", now, len(k.wake))
+	}
+	k.want(&v1.NetworkWanted{Generation: 1, Mtu: 1400})
+	if now, _ := k.state(); now != 0 || len(k.wake) != 1 {
+		t.Errorf("another network: %d is in force, %d wakes", now, len(k.wake))
+	}
+}
+
 // A guest that ends and starts again at once gets a new tap, to which nothing is routed yet.
 func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 	network := &countingNetwork{during: func() error { return nil }}

@@ -90,6 +90,9 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 	if err != nil {
 		return f, err
 	}
+	if err := disk.EndCopy(); err != nil { // what it takes counts as used otherwise
+		return f, err
+	}
 	free, spare := k.room()
 	if used := int64(disk.UsedBytes()); free < 2*used+spare {
 		return f, fmt.Errorf("%w: it needs up to %d MiB for a while, the disk has %d MiB free, of which %d MiB must stay free", checkpoint.ErrNoRoom, 2*used>>20, free>>20, spare>>20)

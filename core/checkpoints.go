@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -403,14 +404,26 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	if done {
 		keep = int(cmp.Or(of.GetCheckpoints().GetKeep(), keepCheckpoints))
 	}
-	newer := 0
+	newer, copies := 0, min(fewestHolders(c), CopiesOf(c))
 	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
+		if done && (fewestHolders(other) < copies || other.Verification.GetState() == v1.VerificationState_VERIFICATION_STATE_FAILED) {
+			continue // it could be lost with one host, or may not be restorable, and this one is safer
+		}
 		if same && !other.Pinned && other.Meta.Deleting == nil && compareCheckpoints(other, c) > 0 {
 			newer++
 		}
 	}
 	return newer >= keep
+}
+
+// fewestHolders returns on how many hosts that file of a checkpoint is that is on the fewest.
+func fewestHolders(c *v1.Checkpoint) int {
+	fewest := math.MaxInt
+	for _, m := range checkpoint.Files(c) {
+		fewest = min(fewest, len(m.File.GetHosts()))
+	}
+	return fewest
 }
 
 // compareCheckpoints orders the checkpoints of a cluster or volume by age, the oldest first. The numbers in their names grow

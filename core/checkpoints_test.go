@@ -47,6 +47,28 @@ func TestTheNewestCheckpointsAreKept(t *testing.T) {
 	}
 }
 
+// Copies take longer than the pause between checkpoints. The loss of one host must leave a checkpoint.
+func TestTheLatestCheckpointWithCopiesIsKept(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.objects.Clusters["md"].Verified = timestamppb.New(h.now)
+	for i := range 7 {
+		h.saved(fmt.Sprintf("md-c%d", i), time.Duration(10-i)*time.Hour, func(c *v1.Checkpoint) {
+			for _, m := range c.Members {
+				if i < 2 {
+					m.File.Hosts = []string{"a1", "b1"}
+				}
+			}
+			if i == 6 {
+				c.Verification = &v1.Verification{State: v1.VerificationState_VERIFICATION_STATE_FAILED, Ended: timestamppb.New(h.now)}
+			}
+		})
+	}
+	h.pass(time.Second)
+	if got, want := strings.Join(sortedKeys(h.objects.Checkpoints), " "), "md-c0 md-c1 md-c3 md-c4 md-c5 md-c6"; got != want {
+		t.Errorf("kept are %s, want %s", got, want)
+	}
+}
+
 func TestALaterCheckpointHasAHigherNumber(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	for _, name := range []string{"md-c9", "md-c10", "md-cx", "other-c30"} {

@@ -261,13 +261,28 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 			whole = false
 		}
 	}
-	if whole {
+	if whole && p.volumeBack(cluster, from) {
 		p.finishRestore(cluster, from)
 		return
 	}
 	if file := p.outOfReach(cluster, guests, from); file != "" && cluster.Restore.Losses > 0 && p.olderInReach(cluster, guests, from) != nil {
 		p.restoreFailed(cluster, guests, from, fmt.Sprintf("no host that has the file of %s has been in reach for %s", file, filesAway))
 	}
+}
+
+// volumeBack reports whether the volume of a cluster that is restored has been put back, and is still served. Its host may have been lost
+// after a guest was restored on it.
+func (p *pass) volumeBack(cluster *v1.Cluster, from *v1.Checkpoint) bool {
+	if from.GetVolume() == nil {
+		return true
+	}
+	v := p.Volumes[cluster.Spec.GetVolume()]
+	if v.GetMeta().GetUid() != from.Volume.GuestUid || v.ClusterUid != cluster.Meta.Uid {
+		return true // the volume is another one now
+	}
+	report, _, connected := p.Observed(v.Host)
+	seen := volumeOn(report, v.Meta.Uid)
+	return connected && v.State == v1.VolumeState_VOLUME_STATE_READY && latestDisk(v, seen) && seen.GetRestored() == cluster.Restore.Id
 }
 
 // filesAway is how long a file may be out of reach before a cluster that has lost a guest, or the host of its volume, goes

@@ -6,6 +6,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -59,6 +60,7 @@ func (p *pass) verify(change *Change, now *v1.Checkpoint) {
 		p.verifyRead(change, of, now)
 	case verifying(now):
 		p.verifyTried(change, of, now)
+	case slices.ContainsFunc(slices.Collect(maps.Keys(p.index.checkpointsOf[keyOfCheckpoint(now)])), verifying): // one at a time
 	case latestCheckpoint(p.Objects, of, nil).GetMeta().GetUid() == now.Meta.Uid:
 		last := of.GetMeta().Created.AsTime()
 		if at := of.GetVerified(); at != nil {

@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check checks the packet filter, and installs it again if another program has changed it. It also checks whether another filter drops
-// guests' packets and, once a minute, which hosts do not answer. It returns one sentence for each problem that it could
+// Check checks the packet filter, the routes and the LAN's forwarding, and restores them if another program, or the kernel after the loss
+// of a link or an address, has changed them. It also checks whether another filter drops guests' packets and, once a minute, which hosts
+// do not answer. It returns one sentence for each problem that it could
 // not repair, and for each part that the last Apply left out. It takes some milliseconds.
 func (o *Overlay) Check(ctx context.Context) []string {
 	problems := o.check(ctx)
@@ -45,10 +46,16 @@ func (o *Overlay) check(ctx context.Context) []string {
 				problems = append(problems, err.Error())
 			}
 		}
+		if err := o.checkRouter(ctx); err != nil {
+			problems = append(problems, err.Error())
+		}
 		if err := o.guardTaps(); err != nil {
 			problems = append(problems, fmt.Sprintf("only the packet filter isolates guests, and they are not isolated while another program changes it: %v; "+
 				"the agent needs the capability CAP_BPF, and the kernel CONFIG_NET_CLS_BPF (`modprobe cls_bpf`)", err))
 		}
+	}
+	if err := o.checkRoutes(); err != nil {
+		problems = append(problems, fmt.Sprintf("routes to guests are lost, and could not be set again: %.300v", err))
 	}
 	for _, c := range chains {
 		if p := o.checkForward(ctx, c); p != "" {
@@ -59,6 +66,30 @@ func (o *Overlay) check(ctx context.Context) []string {
 		problems = append(problems, p)
 	}
 	return problems
+}
+
+// checkRoutes sets routes and forwarding again that were lost. The kernel deletes the routes over a link that goes down, or that loses its
+// address, without telling anybody.
+func (o *Overlay) checkRoutes() error {
+	if o.routes == nil {
+		return nil
+	}
+	if now, err := os.ReadFile(sysctlPath("ipv4/conf/%s/forwarding", o.lan.name)); err == nil && strings.TrimSpace(string(now)) != "1" {
+		o.log.Warn("forwarding from the LAN was turned off: turning it on again", "interface", o.lan.name)
+		if err := setInterfaceSysctls(o.lan.name, lanSysctls); err != nil {
+			return err
+		}
+	}
+	actual, err := o.actualRoutes(newLinkCache(o.handle, o.lan))
+	if err != nil {
+		return err
+	}
+	set, remove := diffRoutes(o.routes, actual)
+	if len(set)+len(remove) == 0 {
+		return nil
+	}
+	o.log.Warn("routes to guests were changed: setting them again", "lost", len(set), "added", len(remove))
+	return o.applyRoutes(o.routes)
 }
 
 func listChains() ([]*nftables.Chain, error) {
@@ -105,7 +136,7 @@ func iptablesRules() [][]string {
 }
 
 // acceptInterval is how often the iptables rules are checked. Each rule takes a process.
-const acceptInterval = time.Minute
+const acceptInterval = 15 * time.Second
 
 func (o *Overlay) acceptInIptables(ctx context.Context) error {
 	if time.Since(o.accepted) < acceptInterval {
@@ -203,6 +234,7 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 	for uid := range guests {
 		errs = append(errs, deleteLink(o.handle, TapName(uid)))
 	}
+	o.routes = nil
 	errs = append(errs, o.applyRoutes(nil))
 	// The WireGuard process exits when its device is deleted.
 	errs = append(errs, deleteLink(o.handle, Device))

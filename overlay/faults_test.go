@@ -397,14 +397,43 @@ func TestAForeignFilterThatDropsIsOvercomeOrNamed(t *testing.T) {
 	}
 }
 
+// The kernel deletes a link's routes when the link goes down, as with a switch that restarts.
+func TestLostRoutesAndForwardingAreRestored(t *testing.T) {
+	w := newWorld(t)
+	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
+	w.apply()
+	w.reaches(one, mate, 56)
+	h := w.hosts["a1"]
+	w.must(h.Script(t.Context(), "ip link set eth0 down", "ip link set eth0 up", "sysctl -q net.ipv4.conf.eth0.forwarding=0"))
+	w.cannotReach(one, mate.Address.String())
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Fatalf("problems %q, error %v", problems, err)
+	}
+	w.reaches(one, mate, 56)
+	one.Unplug()
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("after the guest has left: problems %q, error %v", problems, err)
+	}
+}
+
 func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	w := newWorld(t)
 	w.guest(1, 0, "a1")
 	w.apply()
 	// a2 tries to use a1 as its router to b1.
 	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0"))
-	if out, err := w.hosts["a2"].Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", "198.18.2.1"); err == nil {
+	forwards := func() (string, error) {
+		return w.hosts["a2"].Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", "198.18.2.1")
+	}
+	if out, err := forwards(); err == nil {
 		t.Errorf("a1 forwarded for a2: %s", out)
+	}
+	w.must(w.hosts["a1"].Script(t.Context(), "sysctl -q net.ipv4.ip_forward=1")) // as Docker sets it
+	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+		t.Fatalf("problems %q, error %v", problems, err)
+	}
+	if out, err := forwards(); err != nil {
+		t.Errorf("a1 has become a router, and does not forward for a2: %s", out)
 	}
 }
 

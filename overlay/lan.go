@@ -3,6 +3,7 @@
 package overlay
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,18 +117,39 @@ func (o *Overlay) enableForwarding() error {
 		if err != nil {
 			return fmt.Errorf("read forwarding of %s: %w", o.lan.name, err)
 		}
-		data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: strings.TrimSpace(string(now))})
-		if err != nil {
+		if err := o.saveLAN(strings.TrimSpace(string(now))); err != nil {
 			return err
-		}
-		if err := os.MkdirAll(o.cfg.RunDir, 0o755); err != nil {
-			return fmt.Errorf("make run directory: %w", err)
-		}
-		if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
-			return fmt.Errorf("save the setting of %s: %w", o.lan.name, err)
 		}
 	}
 	return setInterfaceSysctls(o.lan.name, lanSysctls)
+}
+
+func (o *Overlay) saveLAN(forwarding string) error {
+	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding})
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.cfg.RunDir, 0o755); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
+		return fmt.Errorf("save the setting of %s: %w", o.lan.name, err)
+	}
+	return nil
+}
+
+// checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt
+// enable forwarding everywhere when they make a network.
+func (o *Overlay) checkRouter(ctx context.Context) error {
+	now, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || err != nil || strings.TrimSpace(string(now)) != "1" {
+		return nil
+	}
+	o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
+	if err := o.saveLAN("1"); err != nil {
+		return err
+	}
+	return o.installFilter(ctx)
 }
 
 // restoreForwarding restores the earlier setting.

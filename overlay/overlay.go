@@ -109,6 +109,7 @@ type Overlay struct {
 
 	mu           sync.Mutex
 	prepared     bool                           // sysctls are set and the filter is installed
+	routes       map[netip.Prefix]route         // as last applied; nil: they are about to be applied anew
 	guests       map[string]Guest               // plugged in here, by UID
 	clusters     map[netip.Prefix]bool          // in the filter
 	wanted       map[netip.Prefix]bool          // the clusters of the last NetworkWanted
@@ -275,6 +276,7 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 	if err := deleteLink(o.handle, tap); err != nil {
 		return fmt.Errorf("unplug guest %s: delete %s: %w", uid, tap, err)
 	}
+	o.routes = nil // the route to the tap has gone with it
 	g, known := o.guests[uid]
 	if !known {
 		return nil
@@ -311,6 +313,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	if err != nil {
 		errs = append(errs, err)
 	}
+	o.routes = p.routes
 	if err := o.applyRoutes(p.routes); err != nil {
 		errs = append(errs, err)
 	}

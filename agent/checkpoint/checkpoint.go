@@ -186,6 +186,9 @@ func Verify(ctx context.Context, path string, f File) error {
 func verify(ctx context.Context, file *os.File, f File) error {
 	hash := sha256.New()
 	n, err := io.Copy(hash, source{ctx, io.LimitReader(file, f.Size+1)})
+	if errors.Is(err, unix.EIO) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -34,9 +34,14 @@ type Copy struct {
 	path string
 }
 
+// EndCopy ends a copy that another process has left behind, and removes its file.
+func (d *Disk) EndCopy() error { return d.copyOf().Close() }
+
+func (d *Disk) copyOf() *Copy { return &Copy{d, filepath.Join(d.dir, copyFile)} }
+
 // PrepareCopy makes an empty file for a copy. It ends a copy that another process has left behind.
 func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
-	c := &Copy{d, filepath.Join(d.dir, copyFile)}
+	c := d.copyOf()
 	var facts Facts
 	err := inOrder(
 		func() (err error) { facts, err = d.facts(); return err },
