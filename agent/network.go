@@ -46,10 +46,12 @@ func newNetworkKeeper(n Network, local func() []machine.Tap, changed func(), log
 func (k *networkKeeper) want(wanted *v1.NetworkWanted) {
 	k.mu.Lock()
 	same := proto.Equal(k.wanted, wanted) && k.failure == nil
-	if !same && k.wanted.GetGeneration() == wanted.GetGeneration() {
-		k.inForce = 0 // a manager that was restarted counts from 1 again
+	if !same {
+		if wanted.GetGeneration() <= k.inForce {
+			k.inForce = 0 // a manager that was restarted counts from 1 again
+		}
+		k.wanted = wanted
 	}
-	k.wanted = wanted
 	k.mu.Unlock()
 	if !same {
 		poke(k.wake)

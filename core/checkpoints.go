@@ -404,17 +404,15 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	if done {
 		keep = int(cmp.Or(of.GetCheckpoints().GetKeep(), keepCheckpoints))
 	}
-	newer, copies := 0, min(fewestHolders(c), CopiesOf(c))
+	newer, safe, copies := 0, false, min(fewestHolders(c), CopiesOf(c))
 	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
-		if done && (fewestHolders(other) < copies || other.Verification.GetState() == v1.VerificationState_VERIFICATION_STATE_FAILED) {
-			continue // it could be lost with one host, or may not be restorable, and this one is safer
-		}
 		if same && !other.Pinned && other.Meta.Deleting == nil && compareCheckpoints(other, c) > 0 {
 			newer++
+			safe = safe || !done || fewestHolders(other) >= min(copies, CopiesOf(other)) && other.Verification.GetState() != v1.VerificationState_VERIFICATION_STATE_FAILED
 		}
 	}
-	return newer >= keep
+	return newer >= keep && safe // otherwise the newer ones could be lost with one host, or may not be restorable
 }
 
 // fewestHolders returns on how many hosts that file of a checkpoint is that is on the fewest.

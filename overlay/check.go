@@ -74,10 +74,16 @@ func (o *Overlay) checkRoutes() error {
 	if o.routes == nil {
 		return nil
 	}
-	if now, err := os.ReadFile(sysctlPath("ipv4/conf/%s/forwarding", o.lan.name)); err == nil && strings.TrimSpace(string(now)) != "1" {
-		o.log.Warn("forwarding from the LAN was turned off: turning it on again", "interface", o.lan.name)
-		if err := setInterfaceSysctls(o.lan.name, lanSysctls); err != nil {
-			return err
+	interfaces := []string{o.lan.name, Device}
+	for uid := range o.guests {
+		interfaces = append(interfaces, TapName(uid))
+	}
+	for _, name := range interfaces {
+		if now, err := os.ReadFile(sysctlPath("ipv4/conf/%s/forwarding", name)); err == nil && strings.TrimSpace(string(now)) != "1" {
+			o.log.Warn("forwarding was turned off: turning it on again", "interface", name)
+			if err := setInterfaceSysctls(name, lanSysctls); err != nil {
+				return err
+			}
 		}
 	}
 	actual, err := o.actualRoutes(newLinkCache(o.handle, o.lan))

@@ -404,7 +404,7 @@ func TestLostRoutesAndForwardingAreRestored(t *testing.T) {
 	w.apply()
 	w.reaches(one, mate, 56)
 	h := w.hosts["a1"]
-	w.must(h.Script(t.Context(), "ip link set eth0 down", "ip link set eth0 up", "sysctl -q net.ipv4.conf.eth0.forwarding=0"))
+	w.must(h.Script(t.Context(), "ip link set eth0 down", "ip link set eth0 up", "sysctl -q net.ipv4.ip_forward=1", "sysctl -q net.ipv4.ip_forward=0")) // the last one clears it on all interfaces
 	w.cannotReach(one, mate.Address.String())
 	if problems, err := h.Check(); err != nil || len(problems) > 0 {
 		t.Fatalf("problems %q, error %v", problems, err)

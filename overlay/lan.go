@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -96,6 +97,7 @@ func sysctlPath(path, name string) string {
 type savedLAN struct {
 	Interface  string `json:"interface"`
 	Forwarding string `json:"forwarding"`
+	Router     string `json:"router"` // ip_forward, which enables forwarding everywhere
 }
 
 func (o *Overlay) savedLANPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
@@ -117,15 +119,21 @@ func (o *Overlay) enableForwarding() error {
 		if err != nil {
 			return fmt.Errorf("read forwarding of %s: %w", o.lan.name, err)
 		}
-		if err := o.saveLAN(strings.TrimSpace(string(now))); err != nil {
+		if err := o.saveLAN(strings.TrimSpace(string(now)), isRouter()); err != nil {
 			return err
 		}
 	}
 	return setInterfaceSysctls(o.lan.name, lanSysctls)
 }
 
-func (o *Overlay) saveLAN(forwarding string) error {
-	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding})
+// isRouter returns the setting ip_forward.
+func isRouter() string {
+	now, _ := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	return strings.TrimSpace(string(now))
+}
+
+func (o *Overlay) saveLAN(forwarding, router string) error {
+	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding, Router: router})
 	if err != nil {
 		return err
 	}
@@ -141,14 +149,14 @@ func (o *Overlay) saveLAN(forwarding string) error {
 // checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt
 // enable forwarding everywhere when they make a network.
 func (o *Overlay) checkRouter(ctx context.Context) error {
-	now, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
-	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || err != nil || strings.TrimSpace(string(now)) != "1" {
+	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || f.Router != "0" || isRouter() != "1" {
 		return nil
 	}
 	o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
-	if err := o.saveLAN("1"); err != nil {
+	if err := o.saveLAN("1", "1"); err != nil {
 		return err
 	}
+	o.filterSum = [sha256.Size]byte{} // if the next step fails, it is done again
 	return o.installFilter(ctx)
 }
 

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -109,7 +110,7 @@ type Overlay struct {
 
 	mu           sync.Mutex
 	prepared     bool                           // sysctls are set and the filter is installed
-	routes       map[netip.Prefix]route         // as last applied; nil: they are about to be applied anew
+	routes       map[netip.Prefix]route         // as last applied, without those to taps that have gone since; nil: none were applied
 	guests       map[string]Guest               // plugged in here, by UID
 	clusters     map[netip.Prefix]bool          // in the filter
 	wanted       map[netip.Prefix]bool          // the clusters of the last NetworkWanted
@@ -276,7 +277,7 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 	if err := deleteLink(o.handle, tap); err != nil {
 		return fmt.Errorf("unplug guest %s: delete %s: %w", uid, tap, err)
 	}
-	o.routes = nil // the route to the tap has gone with it
+	maps.DeleteFunc(o.routes, func(_ netip.Prefix, r route) bool { return r.tap == tap }) // gone with it
 	g, known := o.guests[uid]
 	if !known {
 		return nil
