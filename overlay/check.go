@@ -94,8 +94,11 @@ func (o *Overlay) checkRoutes() error {
 	if len(set)+len(remove) == 0 {
 		return nil
 	}
-	o.log.Warn("routes to guests were changed: setting them again", "lost", len(set), "added", len(remove))
-	return o.applyRoutes(o.routes)
+	if err := o.applyRoutes(o.routes); err != nil {
+		return err // as long as the link is down
+	}
+	o.log.Warn("routes to guests were changed, and were set again", "lost", len(set), "added", len(remove))
+	return nil
 }
 
 func listChains() ([]*nftables.Chain, error) {

@@ -119,15 +119,15 @@ func (o *Overlay) enableForwarding() error {
 		if err != nil {
 			return fmt.Errorf("read forwarding of %s: %w", o.lan.name, err)
 		}
-		if err := o.saveLAN(strings.TrimSpace(string(now)), isRouter()); err != nil {
+		if err := o.saveLAN(strings.TrimSpace(string(now)), ipForward()); err != nil {
 			return err
 		}
 	}
 	return setInterfaceSysctls(o.lan.name, lanSysctls)
 }
 
-// isRouter returns the setting ip_forward.
-func isRouter() string {
+// ipForward returns the setting ip_forward; "1": the host is a router.
+func ipForward() string {
 	now, _ := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 	return strings.TrimSpace(string(now))
 }
@@ -149,7 +149,7 @@ func (o *Overlay) saveLAN(forwarding, router string) error {
 // checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt
 // enable forwarding everywhere when they make a network.
 func (o *Overlay) checkRouter(ctx context.Context) error {
-	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || f.Router != "0" || isRouter() != "1" {
+	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || f.Router != "0" || ipForward() != "1" {
 		return nil
 	}
 	o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
