@@ -60,7 +60,6 @@ func (p *pass) verify(change *Change, now *v1.Checkpoint) {
 		p.verifyRead(change, of, now)
 	case verifying(now):
 		p.verifyTried(change, of, now)
-	case slices.ContainsFunc(slices.Collect(maps.Keys(p.index.checkpointsOf[keyOfCheckpoint(now)])), verifying): // one at a time
 	case latestCheckpoint(p.Objects, of, nil).GetMeta().GetUid() == now.Meta.Uid:
 		last := of.GetMeta().Created.AsTime()
 		if at := of.GetVerified(); at != nil {
@@ -68,7 +67,7 @@ func (p *pass) verify(change *Change, now *v1.Checkpoint) {
 		}
 		if due := last.Add(verifyEvery); p.Now.Before(due) {
 			p.again = earlier(p.again, due)
-		} else {
+		} else if !slices.ContainsFunc(slices.Collect(maps.Keys(p.index.checkpointsOf[keyOfCheckpoint(now)])), verifying) { // one at a time
 			now.Verification = newVerification(p.Now)
 		}
 	}

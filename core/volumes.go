@@ -311,7 +311,7 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 	}
 	host := p.hostWith(v)
 	if host == "" {
-		update.Message = why + ", and no host that is connected has its latest disk"
+		update.Message = fmt.Sprintf("%s, and no host that is connected has its latest disk; start that host, or `watari volume restore %s` puts it back to a snapshot", why, v.Meta.Name)
 		return false
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""

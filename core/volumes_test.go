@@ -376,8 +376,8 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	}
 }
 
-// A host that cannot put a volume back, perhaps because its disk is full, gives it up to another host. The last host tries on.
-func TestAVolumeThatAHostCannotPutBackGoesToAnother(t *testing.T) {
+// restoredElsewhere returns a household whose host a2 is lost: another host is to put its volume back with the cluster.
+func restoredElsewhere(t *testing.T) *household {
 	h := inUse(t)
 	h.withVolume()
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
@@ -385,6 +385,12 @@ func TestAVolumeThatAHostCannotPutBackGoesToAnother(t *testing.T) {
 	h.pass(time.Second)
 	h.releaseAll()
 	h.pass(time.Second)
+	return h
+}
+
+// A host that cannot put a volume back, perhaps because its disk is full, gives it up to another host. The last host tries on.
+func TestAVolumeThatAHostCannotPutBackGoesToAnother(t *testing.T) {
+	h := restoredElsewhere(t)
 	first := h.objects.Volumes["data"].Host
 	says := func(host string, failed bool) *v1.Volume {
 		h.volumes[host] = []*v1.VolumeObserved{{Uid: "uid-data", Failed: failed, Message: "no space left on device"}}
@@ -521,13 +527,7 @@ func TestAVolumeWhoseRestoreIsGivenUpIsAsItWas(t *testing.T) {
 
 // The cluster whose restore has given its volume another host is not restored any more.
 func TestAVolumeReturnsWhenItsClusterIsNotRestored(t *testing.T) {
-	h := inUse(t)
-	h.withVolume()
-	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
-	h.away, h.out = map[string]bool{"a2": true}, 2*time.Minute
-	h.pass(time.Second)
-	h.releaseAll()
-	h.pass(time.Second)
+	h := restoredElsewhere(t)
 	if v := h.objects.Volumes["data"]; v.Host == "a2" {
 		t.Fatalf("it is %v", v)
 	}

@@ -39,13 +39,12 @@ func (d *Disk) EndCopy() error { return d.copyOf().Close() }
 
 func (d *Disk) copyOf() *Copy { return &Copy{d, filepath.Join(d.dir, copyFile)} }
 
-// PrepareCopy makes an empty file for a copy. It ends a copy that another process has left behind.
+// PrepareCopy makes an empty file for a copy, after EndCopy.
 func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
 	c := d.copyOf()
 	var facts Facts
 	err := inOrder(
 		func() (err error) { facts, err = d.facts(); return err },
-		c.Close,
 		func() error {
 			return command(ctx, "qemu-img", "create", "-q", "-f", "qcow2", c.path, fmt.Sprint(facts.SizeBytes))
 		},

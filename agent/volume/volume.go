@@ -118,7 +118,7 @@ func list(folder string, uidOf func(name string) (uid string, is bool)) (map[str
 
 // Open returns a volume's disk. The folder run is for the daemon's sockets; its path must be short.
 func Open(folder, run, uid string) *Disk {
-	return &Disk{filepath.Join(folder, uid), filepath.Join(run, uid), false}
+	return &Disk{dir: filepath.Join(folder, uid), run: filepath.Join(run, uid)}
 }
 
 // Create makes the disk with an empty file system (ext4). The disk appears complete, or not at all.

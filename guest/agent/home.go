@@ -95,7 +95,7 @@ func (h *home) await(ctx context.Context, root bool) error {
 	if h.state == homeReady {
 		return nil
 	}
-	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the shared home is not ready: %s", h.state))
+	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the shared home is not ready: %s; `watari guest list` shows whether the cluster's first guest, which serves it, runs", h.state))
 }
 
 // within reports whether a path lies in the home.
@@ -293,7 +293,7 @@ func unmountAll(path string) error {
 	return nil
 }
 
-// mountHome mounts the home of another guest. It may block for long if that guest stops to answer meanwhile.
+// mountHome mounts the home of another guest. It may block for long if that guest stops answering meanwhile.
 func mountHome(w homeWanted, patience time.Duration) error {
 	// A mount that begins before the server can be reached goes on only when the kernel repeats its request for a
 	// connection, 15 or 31 s after the first.

@@ -28,7 +28,7 @@ func (p *Process) command() (*exec.Cmd, []*os.File, error) {
 	} else if err := who.makeDirectory(directory); err != nil {
 		return nil, nil, fmt.Errorf("make working directory: %w", err)
 	}
-	env := who.environment(directory, p.request.GetTty(), append([]string{Mark + "=" + p.request.GetId()}, p.request.GetEnv()...)) // as in mark
+	env := who.environment(directory, p.request.GetTty(), append([]string{Mark + "=" + p.mark()}, p.request.GetEnv()...))
 	path, err := lookPath(p.request.GetCommand()[0], directory, env)
 	if err != nil {
 		return nil, nil, err

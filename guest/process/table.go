@@ -1,5 +1,6 @@
 // Package process keeps a guest's table of processes. Each process is started once under an identifier. Its output is
-// kept in files in memory and can be read from any offset. Signals go to its process group, SIGKILL to its session.
+// kept in files in memory and can be read from any offset. Signals go to its process group, SIGKILL also to its session
+// (see Signal).
 package process
 
 import (
