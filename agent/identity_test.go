@@ -41,9 +41,21 @@ func (w wordy) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (wordy) Close() error { return nil }
 
+// A guest's answers are kept and reported in part.
+func TestAGuestsAnswerHasShortTexts(t *testing.T) {
+	for length, taken := range map[int]bool{256: true, 257: false} {
+		text := strings.Repeat("x", length)
+		for what, answer := range map[string]*v1.DescribeResponse{"boot id": {BootId: text}, "hash": {PeersHash: text}} {
+			if err := checkAnswer(answer); (err == nil) != taken {
+				t.Errorf("a %s of %d bytes: %v", what, length, err)
+			}
+		}
+	}
+}
+
 // A report that is too large would end the host's session with the manager, and with it the leases of other users' guests.
 func TestAGuestCannotFillTheMemoryOfItsHostsAgentOrTheHostsReport(t *testing.T) {
-	for size, large := range map[int]bool{1 << 20: false, 64 << 20: true} {
+	for size, large := range map[int]bool{1 << 20: false, 12 << 20: false, 17 << 20: true} {
 		a := &Agent{changed: make(chan struct{}), config: Config{Dial: func(string, string) GuestChannel { return wordy{size: size} }}}
 		k := newIdentityKeeper(&guest{agent: a})
 		answer, err := k.client.Describe(t.Context(), connect.NewRequest(&v1.DescribeRequest{}))

@@ -91,7 +91,7 @@ func (t *templates) report() []*v1.TemplateObserved {
 	defer t.mu.Unlock()
 	seen := map[string]*v1.TemplateObserved{}
 	for key, f := range t.failed {
-		if time.Since(f.at) < templateRetry {
+		if time.Now().Before(f.until) {
 			seen[key] = &v1.TemplateObserved{Key: key, State: v1.TemplateState_TEMPLATE_STATE_FAILED}
 		}
 	}

@@ -30,8 +30,13 @@ import (
 // templateTimeout bounds the boot and the save of a template.
 const templateTimeout = 6 * time.Minute
 
-// templateRetry is the pause after a failure to make a template.
-const templateRetry = 5 * time.Minute
+// templatePause bounds the pause after a failure to make a template.
+const templatePause = 5 * time.Minute
+
+// pauseAfter returns the pause after a failure, by how long the attempt took. A refusal costs little, and its cause may be gone soon.
+func pauseAfter(took time.Duration) time.Duration {
+	return min(max(10*took, 5*time.Second), templatePause)
+}
 
 // mostTemplates is how many templates a host keeps. It removes the least recently used ones.
 const mostTemplates = 16
@@ -69,9 +74,9 @@ type making struct {
 }
 
 type failedMaking struct {
-	at   time.Time
-	err  error
-	spec domain.Spec // of the guest that needed the template
+	until time.Time // until then, guests are booted plainly
+	err   error
+	spec  domain.Spec // of the guest that needed the template
 }
 
 func newTemplates(a *Agent) *templates {
@@ -91,7 +96,7 @@ func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(stri
 		t.mu.Unlock()
 		return t.path(key), nil
 	}
-	if f, ok := t.failed[key]; ok && time.Since(f.at) < templateRetry && t.orders[key].GetOrder() != v1.TemplateOrder_TEMPLATE_ORDER_FETCH {
+	if f, ok := t.failed[key]; ok && time.Now().Before(f.until) && t.orders[key].GetOrder() != v1.TemplateOrder_TEMPLATE_ORDER_FETCH {
 		t.mu.Unlock()
 		return "", f.err
 	}
@@ -123,14 +128,16 @@ func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(stri
 }
 
 func (t *templates) obtainShared(key string, spec domain.Spec, m *making) {
+	began := time.Now()
 	m.err = t.obtain(t.agent.ctx, key, spec, m)
 	t.mu.Lock()
 	delete(t.making, key)
 	delete(t.failed, key)
 	if m.err != nil && t.agent.ctx.Err() == nil {
-		t.failed[key] = failedMaking{time.Now(), m.err, spec}
+		t.failed[key] = failedMaking{time.Now().Add(pauseAfter(time.Since(began))), m.err, spec}
 		t.log.Error("make a template", "key", key, "error", m.err)
 	}
+	t.bound()
 	t.mu.Unlock()
 	close(m.done)
 	t.agent.publish()
@@ -313,16 +320,19 @@ func (t *templates) discard(path string) {
 func (t *templates) prune(images []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	entries, _ := os.ReadDir(t.dir)
-	used := map[string]time.Time{} // by key: the last use of the templates that stay
-	for _, entry := range entries {
-		key, ok := strings.CutSuffix(entry.Name(), ".json")
-		if !ok || t.making[key] != nil {
-			continue
-		}
-		if info := t.info(key); info == nil || !slices.Contains(images, info.Image) {
+	for _, key := range t.described() {
+		if info := t.info(key); t.making[key] == nil && (info == nil || !slices.Contains(images, info.Image)) {
 			t.drop(key)
-		} else if stat, err := entry.Info(); err == nil && !t.packing[key] {
+		}
+	}
+	t.bound()
+}
+
+// bound removes the templates that exceed mostTemplates, except those that are being made or packed. t.mu is held.
+func (t *templates) bound() {
+	used := map[string]time.Time{} // by key: the last use
+	for _, key := range t.described() {
+		if stat, err := os.Stat(t.infoPath(key)); err == nil && t.making[key] == nil && !t.packing[key] {
 			used[key] = stat.ModTime()
 		}
 	}
@@ -358,7 +368,7 @@ func (t *templates) problems(guests []machine.View) []string {
 	for key, f := range t.failed {
 		if slices.ContainsFunc(guests, func(g machine.View) bool { return forksLike(g, f.spec) }) {
 			list = append(list, "guests are booted plainly: "+f.err.Error())
-		} else if time.Since(f.at) > templateRetry {
+		} else if time.Now().After(f.until) {
 			delete(t.failed, key)
 		}
 	}

@@ -238,10 +238,18 @@ func TestWhatACrashLeftOfATemplateIsTakenAway(t *testing.T) {
 	}
 }
 
+func TestAnAttemptThatTookLongIsRepeatedLater(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{200 * time.Millisecond: 5 * time.Second, 20 * time.Second: 200 * time.Second, 6 * time.Minute: 5 * time.Minute} {
+		if got := pauseAfter(took); got != want {
+			t.Errorf("after %v the pause is %v, want %v", took, got, want)
+		}
+	}
+}
+
 // A template could not be made because earlier guests held a file. After their end it is made.
 func TestAHostWithoutGuestsForgetsWhichTemplatesCouldNotBeMade(t *testing.T) {
 	spec := domain.Spec{ImageDigest: "sha256:x", VCPUs: 1, MemoryBytes: 1 << 28}
-	templates := &templates{failed: map[string]failedMaking{"key": {time.Now(), errors.New("in use"), spec}}}
+	templates := &templates{failed: map[string]failedMaking{"key": {time.Now().Add(time.Minute), errors.New("in use"), spec}}}
 	guest := machine.View{Wanted: &v1.GuestWanted{Role: v1.GuestRole_GUEST_ROLE_RUN, Image: &v1.Image{Digest: "sha256:x"},
 		Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 28}}}
 	if problems := templates.problems([]machine.View{guest}); len(problems) != 1 {

@@ -220,7 +220,7 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 	update := proto.CloneOf(cluster)
 	update.Restore = newRestore(c, "user "+a.Caller.Name+" asked for it", timestamppb.New(a.Now))
 	change.write(Update, update)
-	change.write(Expect, c)
+	a.restoredFrom(&change, cluster, c)
 	for _, g := range guests {
 		g = proto.CloneOf(g)
 		g.Stopped, g.Failure, g.Restarts = false, "", 0
@@ -228,6 +228,16 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 	}
 	a.audited(&change, "cluster", c.Cluster, "to go back to checkpoint %s", c.Meta.Name)
 	return change, c.Cluster, nil
+}
+
+// restoredFrom adds to a change what it means for checkpoints that a cluster or volume goes back to one of them.
+func (a *Admission) restoredFrom(change *Change, of origin, from *v1.Checkpoint) {
+	if !from.LeftBehind {
+		change.write(Expect, from)
+	}
+	for _, c := range leaveBehind(a.Objects, of, from) {
+		change.write(Update, c)
+	}
 }
 
 // toRestore finds a checkpoint by its name, or the latest of a cluster.

@@ -407,7 +407,7 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	newer, safe, copies := 0, false, min(fewestHolders(c), CopiesOf(c))
 	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
-		if same && !other.Pinned && other.Meta.Deleting == nil && compareCheckpoints(other, c) > 0 {
+		if same && !other.Pinned && other.Meta.Deleting == nil && (c.LeftBehind || !other.LeftBehind) && compareCheckpoints(other, c) > 0 {
 			newer++
 			safe = safe || !done || fewestHolders(other) >= min(copies, CopiesOf(other)) && other.Verification.GetState() != v1.VerificationState_VERIFICATION_STATE_FAILED
 		}
@@ -430,18 +430,35 @@ func compareCheckpoints(a, b *v1.Checkpoint) int {
 	return cmp.Or(cmp.Compare(checkpointNumber(a), checkpointNumber(b)), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
-// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored and is older than before; nil:
-// none. before may be nil.
+// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored, was not left behind, and is older
+// than before; nil: none. before may be nil.
 func latestCheckpoint(s *Objects, of origin, before *v1.Checkpoint) (latest *v1.Checkpoint) {
 	for _, c := range s.Checkpoints {
-		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, of) || before != nil && compareCheckpoints(c, before) >= 0 {
-			continue
-		}
-		if latest == nil || compareCheckpoints(c, latest) > 0 {
+		if restorableFrom(c, of) && !c.LeftBehind && (before == nil || compareCheckpoints(c, before) < 0) && (latest == nil || compareCheckpoints(c, latest) > 0) {
 			latest = c
 		}
 	}
 	return latest
+}
+
+// restorableFrom reports whether a cluster or volume can be restored from a checkpoint.
+func restorableFrom(c *v1.Checkpoint, of origin) bool {
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && c.Meta.Deleting == nil && checkpointIsOf(c, of)
+}
+
+// leaveBehind returns the checkpoints that a cluster or volume leaves behind when it goes back to one of them, with that record
+// set, and the one itself if it had been left behind. Later restores that nobody asks for would otherwise return to a state that
+// was given up.
+func leaveBehind(s *Objects, of origin, from *v1.Checkpoint) (list []*v1.Checkpoint) {
+	for _, name := range sortedKeys(s.Checkpoints) {
+		c := s.Checkpoints[name]
+		if order := compareCheckpoints(c, from); restorableFrom(c, of) && order >= 0 && c.LeftBehind != (order > 0) {
+			c = proto.CloneOf(c)
+			c.LeftBehind = order > 0
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 // planned begins the checkpoints that the plans of clusters and volumes ask for.
@@ -633,7 +650,7 @@ func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []strin
 			restores = g.Host
 		}
 	}
-	if restores != "" && !slices.Contains(m.File.GetHosts(), restores) {
+	if restores != "" && cutOff(p.Hosts[restores]) == nil && !slices.Contains(m.File.GetHosts(), restores) {
 		hosts = append(hosts, restores)
 	}
 	if len(m.File.GetHosts()) < CopiesOf(c) {

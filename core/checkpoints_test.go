@@ -32,6 +32,18 @@ func (h *household) admission() *Admission {
 	return &Admission{Objects: h.objects, Caller: Caller{Name: "root", Admin: true}, Reports: h.reports(), Now: h.now, Began: h.core.Began}
 }
 
+// Checkpoints that a cluster left behind do not replace the one to which it went back.
+func TestACheckpointIsKeptThoughNewerOnesWereLeftBehind(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	for i := range 5 {
+		h.saved(fmt.Sprintf("md-c%d", i), time.Duration(10-i)*time.Hour, func(c *v1.Checkpoint) { c.LeftBehind = i > 1 })
+	}
+	h.pass(time.Second)
+	if left := sortedKeys(h.objects.Checkpoints); !slices.Equal(left, []string{"md-c0", "md-c1", "md-c2", "md-c3", "md-c4"}) {
+		t.Errorf("checkpoints are %v", left)
+	}
+}
+
 func TestTheNewestCheckpointsAreKept(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	for i := range 5 {

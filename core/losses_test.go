@@ -2,11 +2,13 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -115,6 +117,44 @@ func TestAClusterThatIsLostAgainAndAgain(t *testing.T) {
 		if got != c.want {
 			t.Errorf("after %d losses, the last %v ago, it is %s, want %s", c.losses, c.since, got, c.want)
 		}
+	}
+}
+
+// A user went back to an earlier checkpoint, so a later loss does not return the cluster to the state that the user left.
+func TestALossDoesNotReturnToAStateThatWasLeft(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.saved("md-c1", 3*time.Hour)
+	h.saved("md-c2", 2*time.Hour)
+	h.saved("md-c3", time.Hour)
+	back := func(to string) {
+		t.Helper()
+		h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint(to); return c, err })
+		cluster := proto.CloneOf(h.objects.Clusters["md"])
+		cluster.Restore.State, cluster.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(h.now)
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, cluster}}})
+	}
+	left := func() (list []string) {
+		for _, name := range sortedKeys(h.objects.Checkpoints) {
+			if h.objects.Checkpoints[name].LeftBehind {
+				list = append(list, name)
+			}
+		}
+		return list
+	}
+	back("md-c2")
+	back("md-c1")
+	if got := left(); !slices.Equal(got, []string{"md-c2", "md-c3"}) {
+		t.Errorf("left behind are %v", got)
+	}
+	back("md-c2") // by its name
+	if got := left(); !slices.Equal(got, []string{"md-c3"}) {
+		t.Errorf("left behind are %v", got)
+	}
+	h.lose(time.Hour)
+	h.pass(time.Second)
+	if r := h.objects.Clusters["md"].Restore; r.Checkpoint != "md-c2" || r.Losses != 1 {
+		t.Errorf("the restore is %v", r)
 	}
 }
 

@@ -110,6 +110,40 @@ func TestAClusterThatStopsAtALossStopsWhenAHostIsCutOff(t *testing.T) {
 	}
 }
 
+func TestAClusterThatIsRestoredAtALossIsRestoredWhenAHostIsCutOff(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.saved("md-c1", time.Hour)
+	h.pass(time.Second)
+	h.quarantine("b1", 0, false)
+	h.lose(61 * time.Second)
+	h.pass(time.Second)
+	if r := h.objects.Clusters["md"].Restore; r.GetCheckpoint() != "md-c1" || h.objects.Guests["md-1"].Host == "b1" {
+		t.Errorf("the restore is %v, md-1 is %v; events %q", r, h.objects.Guests["md-1"], h.events)
+	}
+}
+
+// A host that puts a volume back fetches files. When it was cut off, it is named to no holder of such a file.
+func TestAHostThatWasCutOffFetchesNoFilesOfCheckpoints(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md"); return c, err })
+	h.pass(time.Second)
+	h.releaseAll()
+	for _, cut := range []bool{false, true} {
+		if cut {
+			h.quarantine("a2", 0, false)
+		}
+		reads := false
+		for _, w := range h.pass(time.Second)["a1"].Checkpoints {
+			reads = reads || strings.HasPrefix(w.Verify, "fetched by a2 ") // the holder reads a file anew that it is to send
+		}
+		if reads == cut {
+			t.Errorf("a2 was cut off: %t; it may read a file: %t", cut, reads)
+		}
+	}
+}
+
 // The memory of a guest is not sent to a host that was cut off. If the host has all of it, the move goes on.
 func TestAMoveToAHostThatIsCutOffIsCancelled(t *testing.T) {
 	for state, cancelled := range map[v1.MigrationState]bool{

@@ -137,6 +137,7 @@ func TestAVolumeStaysIfItsMoveFails(t *testing.T) {
 		}, moveEnded, "it was cancelled"},
 		"its target is removed": {func(h *household) { h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Hosts["b1"]}}}) }, moveFailed, "host b1 was removed"},
 		"its target is drained": {func(h *household) { h.change("b1", func(b1 *v1.Host) { b1.Draining = true }) }, moveFailed, "host b1 is being drained"},
+		"its target is cut off": {func(h *household) { h.quarantine("b1", 0, false) }, moveFailed, "host b1 is"},
 		"its target has no room": {func(h *household) {
 			h.copies["b1"] = []*v1.VolumeCopyObserved{{Uid: "uid-data", Move: h.data().Move.Id, Copy: "copy", Ready: true, Failed: true, Message: "full"}}
 		}, moveFailed, "host b1 cannot take it: full"},

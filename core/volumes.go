@@ -130,11 +130,14 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Meta.Deleting == nil && connected && p.current(v.Host) && seen.GetFailed() && p.volumeRestoredFrom(v) != nil && seen.GetRestored() != p.volumeRestores(v).GetRestore().Id:
 		p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
-	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil):
+	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil) && p.hasOldDisk(v) == "":
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
 		return
 	case v.Meta.Deleting != nil:
+		if old := p.hasOldDisk(v); old != "" {
+			update.Message = fmt.Sprintf("host %s deletes an earlier disk of it", old)
+		}
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
 		if update.Host = p.hostWith(v); update.Host == "" {
@@ -520,15 +523,28 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	return list
 }
 
-// staleVolumes returns a host's orders to delete its out-of-date disks of volumes that are ready on another host.
+// hasOldDisk returns a connected host that has an earlier disk of a volume; empty: none has one. A volume whose record is
+// deleted before that disk would be known again.
+func (p *pass) hasOldDisk(v *v1.Volume) string {
+	for _, name := range sortedKeys(p.Hosts) {
+		if report, _, connected := p.Observed(name); connected && name != v.Host && volumeOn(report, v.Meta.Uid) != nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// staleVolumes returns a host's orders to delete its out-of-date disks of volumes that are ready on another host, or are deleted.
 func (p *pass) staleVolumes(host string) (list []*v1.VolumeWanted) {
 	report, _, _ := p.Observed(host)
 	for _, o := range report.GetVolumes() {
 		for _, v := range p.Volumes {
-			if v.Meta.Uid != o.Uid || slices.Contains(volumeHosts(v), host) || v.State != v1.VolumeState_VOLUME_STATE_READY || o.GetFacts().GetGeneration() >= v.Generation {
+			if v.Meta.Uid != o.Uid || slices.Contains(volumeHosts(v), host) {
 				continue
 			}
-			if now, _, connected := p.Observed(v.Host); connected && latestDisk(v, volumeOn(now, o.Uid)) {
+			old := v.State == v1.VolumeState_VOLUME_STATE_READY && o.GetFacts().GetGeneration() < v.Generation
+			now, _, connected := p.Observed(v.Host)
+			if v.Meta.Deleting != nil || old && connected && latestDisk(v, volumeOn(now, o.Uid)) {
 				list = append(list, &v1.VolumeWanted{Uid: o.Uid, Discard: true, Facts: o.Facts})
 			}
 		}

@@ -94,6 +94,26 @@ func TestAVolumeIsDeletedWhenItsHostHasDeletedIt(t *testing.T) {
 	}
 }
 
+// A volume's record lasts until the hosts that are connected have deleted its earlier disks, too.
+func TestADeletedVolumeDoesNotComeBackFromAnEarlierDisk(t *testing.T) {
+	h := volumes(t, 0)
+	v := h.created("data", 1<<30)
+	h.has("a2", v, 0)
+	h.pass(time.Second)
+	h.volumes["b1"] = []*v1.VolumeObserved{{Uid: v.Meta.Uid, Facts: &v1.VolumeFacts{Name: "data", Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}}
+	h.ask(func(a *Admission) (Change, error) { return a.DeleteVolume("data") })
+	h.pass(time.Second)
+	h.volumes["a2"] = nil
+	if w := h.pass(time.Second)["b1"].Volumes; len(w) != 1 || !w[0].Discard || h.objects.Volumes["data"] == nil {
+		t.Errorf("b1's orders are %v, the volume is %v", w, h.objects.Volumes["data"])
+	}
+	h.volumes["b1"] = nil
+	h.pass(time.Second)
+	if len(h.objects.Volumes) != 0 {
+		t.Errorf("volumes are %v", h.objects.Volumes)
+	}
+}
+
 // inUse returns a household whose cluster uses volume data, which is on a2.
 func inUse(t *testing.T) *household {
 	h := volumes(t, 2)

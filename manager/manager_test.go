@@ -551,6 +551,16 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 	}
 	_, err = bob.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: secret, Publish: true}))
 	wantCode(t, err, connect.CodePermissionDenied, "take another name")
+	replace := func() {
+		t.Helper()
+		for _, name := range []string{"secret", "mpi"} {
+			other := proto.CloneOf(mpi.Msg.Images[0])
+			other.Meta, other.Digest, other.KernelArgs = &v1.Meta{Name: name}, "", "other"
+			_, err = bob.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: other, Publish: true}))
+			wantCode(t, err, connect.CodePermissionDenied, "take another name")
+		}
+	}
+	replace()
 
 	if err := publish(ann, false); err != nil {
 		t.Fatal(err)
@@ -559,6 +569,7 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 		t.Errorf("after it was published, another user sees it: %t, and makes a cluster of it: %v", seen(bob), err)
 	}
 	wantCode(t, publish(bob, true), connect.CodePermissionDenied)
+	replace()
 	if err := publish(ann, true); err != nil {
 		t.Fatal(err)
 	}

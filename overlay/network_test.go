@@ -171,12 +171,15 @@ func (w *world) reaches(from, to *nethost.Guest, size int) {
 	}
 }
 
-// cannotReach tries one ping, with a timeout that is long enough for a handshake.
+// cannotReach tries pings, with a timeout that is long enough for a handshake, and TCP. A port that is closed would refuse.
 func (w *world) cannotReach(from *nethost.Guest, to string) {
 	w.t.Helper()
 	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", to)
 	if err == nil || !strings.Contains(out, "0 received") {
 		w.t.Errorf("guest %s reaches %s: %s", from.UID, to, out)
+	}
+	if out, err := from.Run(w.t.Context(), "timeout", "0.3", "bash", "-c", "</dev/tcp/"+to+"/7999"); err == nil || strings.Contains(err.Error(), "refused") {
+		w.t.Errorf("guest %s reaches %s by TCP: %s, %v", from.UID, to, out, err)
 	}
 }
 

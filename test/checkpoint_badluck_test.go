@@ -30,7 +30,6 @@ func awaitProgress(t *testing.T, cluster string) {
 }
 
 func TestHostsAreLostWhileAClusterIsSavedAndRestored(t *testing.T) {
-	full(t)
 	hostsReady(t)
 	newCluster(t, "struck", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
 	counting(t, "struck")
@@ -71,7 +70,6 @@ func TestHostsAreLostWhileAClusterIsSavedAndRestored(t *testing.T) {
 }
 
 func TestACheckpointThatFindsNoRoom(t *testing.T) {
-	full(t)
 	hostsReady(t)
 	newCluster(t, "narrow", 2, "--spread", "site")
 	counting(t, "narrow")

@@ -15,7 +15,6 @@ import (
 // The manager is killed together with an agent or a libvirt daemon of a move while memory is sent. The move fails, and the
 // guest and its program go on at the source.
 func TestTwoFailuresAtOnceDuringAMove(t *testing.T) {
-	full(t)
 	hostsReady(t)
 	newCluster(t, "both", 2, "--site", "a", "--spread", "host")
 	settled(t, "both", 2)
@@ -25,13 +24,17 @@ func TestTwoFailuresAtOnceDuringAMove(t *testing.T) {
 		victim  string
 		host    func(from, to string) string
 		pattern string
+		long    bool
 	}{
-		{"agent of the source", source, anAgent},
-		{"agent of the target", target, anAgent},
-		{"libvirt daemon of the source", source, aDaemon},
-		{"libvirt daemon of the target", target, aDaemon},
+		{"agent of the source", source, anAgent, true},
+		{"agent of the target", target, anAgent, false},
+		{"libvirt daemon of the source", source, aDaemon, true},
+		{"libvirt daemon of the target", target, aDaemon, true},
 	} {
 		t.Run("manager and "+f.victim, func(t *testing.T) {
+			if f.long {
+				full(t)
+			}
 			strikes(t, func() (bool, string) { return killTwo(t, f.host, f.pattern) })
 		})
 	}

@@ -22,7 +22,6 @@ func loses(t *testing.T, host string) (start func()) {
 // A program on a cluster with leases survives a damaged checkpoint, then the loss of both its hosts, and then the loss of a
 // site. It computes the same as an undisturbed one.
 func TestAClusterOutlivesItsHostsAndASite(t *testing.T) {
-	full(t)
 	hostsReady(t)
 	newCluster(t, "lasts", 2, "--spread", "host", "--lease", "12s", "--on-host-loss", "restore")
 	settled(t, "lasts", 2)
@@ -30,12 +29,18 @@ func TestAClusterOutlivesItsHostsAndASite(t *testing.T) {
 	for _, step := range []struct {
 		name string
 		do   func(t *testing.T, p *program)
+		long bool
 	}{
-		{"the latest checkpoint is truncated", truncatedCheckpoint},
-		{"both hosts crash at once", bothHostsCrash},
-		{"a site is cut off for good", siteIsLost},
+		{"the latest checkpoint is truncated", truncatedCheckpoint, false},
+		{"both hosts crash at once", bothHostsCrash, true},
+		{"a site is cut off for good", siteIsLost, false},
 	} {
-		if !t.Run(step.name, func(t *testing.T) { step.do(t, p) }) {
+		if !t.Run(step.name, func(t *testing.T) {
+			if step.long {
+				full(t)
+			}
+			step.do(t, p)
+		}) {
 			return
 		}
 	}

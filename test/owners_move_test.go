@@ -14,7 +14,6 @@ import (
 // The owner of the target comes back while memory is sent there: the move is cancelled. The owner of the source comes back:
 // the move goes on. Either way the guest is soon off the owner's host, and its program does not notice.
 func TestOwnersComeBackDuringAMove(t *testing.T) {
-	full(t)
 	hostsReady(t)
 	newCluster(t, "back", 2, "--site", "a", "--spread", "host")
 	settled(t, "back", 2)

@@ -428,10 +428,13 @@ func elsewhere(t *testing.T, name string) (from, to string) {
 	return from, "a1"
 }
 
+// long reports whether test-full is run.
+func long() bool { return os.Getenv("WATARI_TEST_FULL") != "" }
+
 // full skips a test that only make test-full runs.
 func full(t *testing.T) {
 	t.Helper()
-	if os.Getenv("WATARI_TEST_FULL") == "" {
+	if !long() {
 		t.Skip("one of the long ones: make test-full")
 	}
 }

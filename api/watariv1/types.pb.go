@@ -4336,26 +4336,28 @@ func (x *CheckpointRun) GetUid() string {
 
 // Checkpoint is the state of all guests of a cluster, from which the cluster can go on; or of a volume alone, a snapshot.
 type Checkpoint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty: it is a snapshot of a volume
-	ClusterUid    string                 `protobuf:"bytes,3,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
-	State         CheckpointState        `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.CheckpointState" json:"state,omitempty"`
-	Members       []*CheckpointMember    `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
-	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`        // who or what asked for it
-	Message       string                 `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`      // what it waits for, or what went wrong
-	Cancel        bool                   `protobuf:"varint,8,opt,name=cancel,proto3" json:"cancel,omitempty"`       // asked for
-	Pinned        bool                   `protobuf:"varint,9,opt,name=pinned,proto3" json:"pinned,omitempty"`       // kept until a person deletes it
-	Recipient     string                 `protobuf:"bytes,10,opt,name=recipient,proto3" json:"recipient,omitempty"` // the public key to which its files are encrypted (age)
-	Started       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`     // left PENDING
-	Taken         *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=taken,proto3" json:"taken,omitempty"`         // entered WRITING
-	Ended         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
-	Runs          []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
-	StoodMs       uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
-	Suspends      bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
-	Volume        *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none. In a snapshot, the volume
-	Copies        uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                  // on how many hosts each file is kept; 0: 2
-	Verification  *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`       // the latest
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Meta         *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	Cluster      string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty: it is a snapshot of a volume
+	ClusterUid   string                 `protobuf:"bytes,3,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
+	State        CheckpointState        `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.CheckpointState" json:"state,omitempty"`
+	Members      []*CheckpointMember    `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	Reason       string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`        // who or what asked for it
+	Message      string                 `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`      // what it waits for, or what went wrong
+	Cancel       bool                   `protobuf:"varint,8,opt,name=cancel,proto3" json:"cancel,omitempty"`       // asked for
+	Pinned       bool                   `protobuf:"varint,9,opt,name=pinned,proto3" json:"pinned,omitempty"`       // kept until a person deletes it
+	Recipient    string                 `protobuf:"bytes,10,opt,name=recipient,proto3" json:"recipient,omitempty"` // the public key to which its files are encrypted (age)
+	Started      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`     // left PENDING
+	Taken        *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=taken,proto3" json:"taken,omitempty"`         // entered WRITING
+	Ended        *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
+	Runs         []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
+	StoodMs      uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
+	Suspends     bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
+	Volume       *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none. In a snapshot, the volume
+	Copies       uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                  // on how many hosts each file is kept; 0: 2
+	Verification *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`       // the latest
+	// left_behind: its cluster or volume went back to an earlier one since. Only a person who names it restores it.
+	LeftBehind    bool `protobuf:"varint,20,opt,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4521,6 +4523,13 @@ func (x *Checkpoint) GetVerification() *Verification {
 		return x.Verification
 	}
 	return nil
+}
+
+func (x *Checkpoint) GetLeftBehind() bool {
+	if x != nil {
+		return x.LeftBehind
+	}
+	return false
 }
 
 // Verification is a check of a checkpoint: hosts read its files, and those on which they build, and one restores a guest on trial.
@@ -7558,7 +7567,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xde\x05\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xff\x05\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -7581,7 +7590,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bsuspends\x18\x10 \x01(\bR\bsuspends\x123\n" +
 	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\x12\x16\n" +
 	"\x06copies\x18\x12 \x01(\rR\x06copies\x12;\n" +
-	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\"\xfa\x01\n" +
+	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\x12\x1f\n" +
+	"\vleft_behind\x18\x14 \x01(\bR\n" +
+	"leftBehind\"\xfa\x01\n" +
 	"\fVerification\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x122\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1c.watari.v1.VerificationStateR\x05state\x12\x18\n" +

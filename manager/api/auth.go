@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"watari/ca"
@@ -57,7 +58,9 @@ func (c caller) owns(meta *v1.Meta) bool { return c.coreCaller().Owns(meta) }
 func (s *Server) identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := caller{why: "a certificate is needed"}
-		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 { // ca.ServerTLS has verified it
+		if strings.HasPrefix(r.URL.Path, browsersPath) {
+			c = s.browser(r)
+		} else if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 { // ca.ServerTLS has verified it
 			id, err := ca.IdentityOf(r.TLS.PeerCertificates[0])
 			if err != nil {
 				c.why = err.Error()

@@ -1,10 +1,13 @@
 package api
 
 import (
+	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"testing"
 	"time"
@@ -32,7 +35,8 @@ func TestAStrangerWhoSendsSlowlyIsNotWaitedFor(t *testing.T) {
 	defer audit.Close()
 	server := httptest.NewServer(New(Options{Store: s, Blobs: blobs, AuditLog: audit, Leading: func() bool { return true }}).Handler())
 	defer server.Close()
-	for _, call := range []string{"POST /watari.v1.JoinService/Join", "POST /watari.v1.ControlService/ListHosts", "PUT /blobs/sha256:00", "POST /console/session", "POST /x"} {
+	for _, call := range []string{"POST /watari.v1.JoinService/Join", "POST /watari.v1.ControlService/ListHosts", "PUT /blobs/sha256:00", "POST /console/session", "DELETE /console/session",
+		"GET /console/", "POST /console/api/watari.v1.ControlService/ListHosts", "POST /console/x", "POST //x", "POST /x"} {
 		conn, err := net.Dial("tcp", server.Listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -43,6 +47,39 @@ func TestAStrangerWhoSendsSlowlyIsNotWaitedFor(t *testing.T) {
 		begun := time.Now()
 		if answer, err := io.ReadAll(conn); err != nil { // to the end of the connection
 			t.Errorf("%s: after %v %v, answered with %q", call, time.Since(begun), err, answer)
+		}
+	}
+}
+
+// A few bytes that decompress to megabytes would be decompressed before the call is refused.
+func TestAStrangerCannotSendCompressedCalls(t *testing.T) {
+	audit, err := auditlog.Open(t.TempDir(), slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer audit.Close()
+	server := httptest.NewServer(New(Options{Store: openStore(t), AuditLog: audit, Leading: func() bool { return true }}).Handler())
+	defer server.Close()
+	var body bytes.Buffer
+	compress := gzip.NewWriter(&body)
+	compress.Write(make([]byte, 1<<20))
+	compress.Close()
+	for _, call := range []string{"JoinService/Join", "ControlService/CreateCluster", "ControlService/WatchEvents"} {
+		for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+			r, err := http.NewRequest(http.MethodPost, server.URL+"/watari.v1."+call, bytes.NewReader(body.Bytes()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Content-Type", "application/proto")
+			r.Header.Set(header, "gzip")
+			answer, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusUnsupportedMediaType {
+				t.Errorf("%s with %s: %s", call, header, answer.Status)
+			}
 		}
 	}
 }

@@ -24,6 +24,8 @@ import (
 
 const (
 	consolePath = "/console/"
+	// browsersPath has the control service for browsers. A cookie counts only there, and a certificate does not.
+	browsersPath = consolePath + "api/"
 	// linkTime is how long a link is valid, and sessionTime how long a browser stays logged in.
 	linkTime    = 5 * time.Minute
 	sessionTime = 12 * time.Hour
@@ -110,14 +112,14 @@ func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.Cr
 	return connect.NewResponse(&v1.CreateConsoleLinkResponse{Url: s.Store.Snapshot().Leader + consolePath + "#" + secret, Expires: timestamppb.New(ends)}), nil
 }
 
-// webConsole serves the web console, and control to browsers that are logged in. Other sites' pages cannot use a browser's
+// webConsole serves the web console, and control to browsers. Other sites' pages cannot use a browser's
 // cookie: the browser sends it with none of their requests (SameSite), and requests from other sites are refused.
 func (s *Server) webConsole(control http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /console/", http.StripPrefix("/console", webconsole.Handler()))
-	mux.Handle("POST /console/session", limitStrangers(http.HandlerFunc(s.logIn)))
+	mux.HandleFunc("POST /console/session", s.logIn)
 	mux.HandleFunc("DELETE /console/session", s.logOut)
-	mux.Handle("POST /console/api/", http.StripPrefix("/console/api", s.byCookie(control)))
+	mux.Handle("POST "+browsersPath, http.StripPrefix("/console/api", control))
 	return http.NewCrossOriginProtection().Handler(mux)
 }
 
@@ -167,15 +169,12 @@ func (s *Server) logOut(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// byCookie puts the cookie's user into the request's context. The guard then checks the user's rights.
-func (s *Server) byCookie(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := caller{why: noLogin}
-		if cookie, err := r.Cookie(cookieName); err == nil {
-			if k, good := s.logins.take(cookie.Value, false); good {
-				c = who(s.Store.Snapshot(), k.user)
-			}
+// browser returns the user whose browser is logged in.
+func (s *Server) browser(r *http.Request) caller {
+	if cookie, err := r.Cookie(cookieName); err == nil {
+		if k, good := s.logins.take(cookie.Value, false); good {
+			return who(s.Store.Snapshot(), k.user)
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
-	})
+	}
+	return caller{why: noLogin}
 }

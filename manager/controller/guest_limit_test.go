@@ -28,7 +28,7 @@ func (a answering) Do(r *http.Request) (*http.Response, error) {
 func TestAGuestCannotFillTheManagersMemory(t *testing.T) {
 	hosts := &fakeHosts{}
 	s := &store.Snapshot{Guests: map[string]*v1.Guest{"g": {Meta: &v1.Meta{Name: "g", Uid: "u"}}}}
-	for size, want := range map[int]connect.Code{1 << 20: 0, 64 << 20: connect.CodeResourceExhausted} {
+	for size, want := range map[int]connect.Code{15 << 20: 0, 17 << 20: connect.CodeResourceExhausted} {
 		answer, err := proto.Marshal(&v1.ListProcessesResponse{Processes: []*v1.Process{{Message: string(bytes.Repeat([]byte("x"), size))}}})
 		if err != nil {
 			t.Fatal(err)

@@ -105,25 +105,57 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	}
 }
 
-// changingAgent sends reports that all differ. It ends its session after some.
+// changingAgent sends reports that all differ. It ends its session after some, or never.
 type changingAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
-	sent *atomic.Uint64
+	sent   *atomic.Uint64
+	number int // of reports in a session
+	stays  bool
 }
 
-func (a changingAgent) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	for range 50 {
+func (a changingAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	for range a.number {
 		if err := stream.Send(&v1.HostObserved{Generation: a.sent.Add(1)}); err != nil {
 			return err
 		}
 	}
+	if a.stays {
+		<-ctx.Done()
+	}
 	return nil
+}
+
+// Each session of the same agent replaces the one before.
+func TestReportsAreTakenAtAPaceInSessionsThatReplaceEachOther(t *testing.T) {
+	l := newLab(t, nil)
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{sent: &atomic.Uint64{}, number: 1, stays: true}))
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	for range 4 {
+		go func() {
+			for t.Context().Err() == nil {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				go func() {
+					defer cancel()
+					_ = hostlink.Dial(t.Context(), l.url, config, mux)
+				}()
+				<-ctx.Done()
+			}
+		}()
+	}
+	taken := func() uint64 { o, _, _ := l.sessions.Observed("a1"); return o.GetGeneration() }
+	l.await("the reports that need no pause are taken", func() bool { return taken() >= reportBurst })
+	begun, before := time.Now(), taken()
+	l.await("more are taken", func() bool { return taken() >= before+60 })
+	if all := time.Since(begun); all < 50*reportPause {
+		t.Errorf("60 reports were taken in %v", all)
+	}
 }
 
 func TestReportsAreTakenAtAPaceInHoweverManySessions(t *testing.T) {
 	l := newLab(t, nil)
 	mux := http.NewServeMux()
-	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{sent: &atomic.Uint64{}}))
+	mux.Handle(watariv1connect.NewAgentServiceHandler(changingAgent{sent: &atomic.Uint64{}, number: 50}))
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	go func() {
 		for t.Context().Err() == nil {

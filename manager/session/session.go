@@ -215,6 +215,7 @@ func (s *Sessions) tell(ses *session, err error) {
 // close closes a session. s.mu is held.
 func (s *Sessions) close(ses *session) {
 	delete(s.open, ses)
+	ses.cancel()
 	ses.conn.NetConn().Close() // closing TLS would wait for the other end
 }
 
@@ -270,6 +271,8 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 		cancel()
 	}()
 	for first := true; ; first = false {
+		// After a pause, the agent sends its newest report.
+		_ = ses.reports.Wait(ctx)
 		observed, err := stream.Receive()
 		if err != nil {
 			select {
@@ -284,8 +287,6 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 			return err
 		}
 		s.received(ses, observed)
-		// After a pause, the agent sends its newest report.
-		_ = ses.reports.Wait(ctx)
 		if first && s.Sampled != nil { // a transport makes its one connection for one request
 			go s.followSamples(ctx, ses)
 		}

@@ -237,19 +237,24 @@ func TestTheManagerTalksOnlyToAnEtcdWhoseCertificateItTrusts(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	s, err := Open(ctx, Config{Endpoints: []string{"https://" + listener.Addr().String()}, TLS: &tls.Config{RootCAs: x509.NewCertPool()}})
-	if err == nil {
-		s.Close()
-		t.Fatal("it was taken for etcd")
-	}
-	select {
-	case err := <-handshakes:
-		if err == nil || !strings.Contains(err.Error(), "bad certificate") {
-			t.Errorf("the handshake ended with %v", err)
+	for what, config := range map[string]*tls.Config{"named authorities": {RootCAs: x509.NewCertPool()}, "the system's authorities": nil} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		s, err := Open(ctx, Config{Endpoints: []string{"https://" + listener.Addr().String()}, TLS: config})
+		if err == nil {
+			s.Close()
+			t.Fatalf("with %s, it was taken for etcd", what)
 		}
-	default:
-		t.Error("the manager did not connect")
+		select {
+		case err := <-handshakes:
+			if err == nil || !strings.Contains(err.Error(), "bad certificate") {
+				t.Errorf("with %s, the handshake ended with %v", what, err)
+			}
+		default:
+			t.Errorf("with %s, the manager did not connect", what)
+		}
+		for len(handshakes) > 0 {
+			<-handshakes
+		}
 	}
 }

@@ -260,9 +260,17 @@ func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
 			pinned = "yes"
 		}
 		t.Row(c.GetMeta().GetName(), of, state(c), output.Time(env.Now(), c.GetTaken()), guests,
-			output.Size(checkpoint.Bytes(c)), stood, pinned, c.GetMessage())
+			output.Size(checkpoint.Bytes(c)), stood, pinned, message(c))
 	}
 	t.Write(w)
+}
+
+// message returns what there is to say about a checkpoint.
+func message(c *v1.Checkpoint) string {
+	if c.GetMessage() == "" && c.GetLeftBehind() {
+		return "left behind: an earlier one was restored since; `watari checkpoint restore` with its name returns to it"
+	}
+	return c.GetMessage()
 }
 
 func newShow(env *cli.Env) *cobra.Command {
@@ -293,7 +301,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		[2]string{"name", c.GetMeta().GetName()},
 		[2]string{"cluster", c.GetCluster()},
 		[2]string{"state", state(c)},
-		[2]string{"message", c.GetMessage()},
+		[2]string{"message", message(c)},
 		[2]string{"reason", c.GetReason()},
 		[2]string{"taken", output.Time(env.Now(), c.GetTaken())},
 		[2]string{"ended", output.Time(env.Now(), c.GetEnded())},
