@@ -220,7 +220,7 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 	update := proto.CloneOf(cluster)
 	update.Restore = newRestore(c, "user "+a.Caller.Name+" asked for it", timestamppb.New(a.Now))
 	change.write(Update, update)
-	a.restoredFrom(&change, cluster, c)
+	change.write(Expect, c)
 	for _, g := range guests {
 		g = proto.CloneOf(g)
 		g.Stopped, g.Failure, g.Restarts = false, "", 0
@@ -230,23 +230,14 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 	return change, c.Cluster, nil
 }
 
-// restoredFrom adds to a change what it means for checkpoints that a cluster or volume goes back to one of them.
-func (a *Admission) restoredFrom(change *Change, of origin, from *v1.Checkpoint) {
-	if !from.LeftBehind {
-		change.write(Expect, from)
-	}
-	for _, c := range leaveBehind(a.Objects, of, from) {
-		change.write(Update, c)
-	}
-}
-
 // toRestore finds a checkpoint by its name, or the latest of a cluster.
 func (a *Admission) toRestore(asked string) (*v1.Checkpoint, error) {
 	if cluster := a.Clusters[asked]; cluster != nil && a.Caller.Owns(cluster.Meta) && a.Checkpoints[asked] == nil {
 		if c := latestCheckpoint(a.Objects, cluster, nil); c != nil {
 			return c, nil
 		}
-		return nil, precondition("cluster %s has no checkpoint; `watari checkpoint create %s` makes one", asked, asked)
+		return nil, precondition("cluster %s has no checkpoint that it has not left behind; `watari checkpoint list %s` shows all, and `watari checkpoint create %s` makes one",
+			asked, asked, asked)
 	}
 	c, err := a.wholeCheckpoint(asked)
 	if err == nil && isSnapshot(c) {

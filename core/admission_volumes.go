@@ -149,7 +149,7 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name, note
 		v.Generation++
 	}
 	change.write(Update, v)
-	a.restoredFrom(&change, v, c)
+	change.write(Expect, c)
 	a.audited(&change, "volume", v.Meta.Name, "to go back to snapshot %s", c.Meta.Name)
 	return change, v.Meta.Name, note, nil
 }

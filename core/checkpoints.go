@@ -47,6 +47,7 @@ type origin interface {
 	GetCheckpoints() *v1.CheckpointPlan
 	GetRestore() *v1.Restore
 	GetVerified() *timestamppb.Timestamp
+	GetLeftBehind() []*v1.CheckpointNumbers
 }
 
 // isSnapshot reports whether a checkpoint is of a volume alone.
@@ -407,7 +408,7 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	newer, safe, copies := 0, false, min(fewestHolders(c), CopiesOf(c))
 	for other := range p.index.checkpointsOf[keyOfCheckpoint(c)] {
 		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
-		if same && !other.Pinned && other.Meta.Deleting == nil && (c.LeftBehind || !other.LeftBehind) && compareCheckpoints(other, c) > 0 {
+		if same && !other.Pinned && other.Meta.Deleting == nil && (isAmong(c, of.GetLeftBehind()) || !isAmong(other, of.GetLeftBehind())) && compareCheckpoints(other, c) > 0 {
 			newer++
 			safe = safe || !done || fewestHolders(other) >= min(copies, CopiesOf(other)) && other.Verification.GetState() != v1.VerificationState_VERIFICATION_STATE_FAILED
 		}
@@ -430,35 +431,52 @@ func compareCheckpoints(a, b *v1.Checkpoint) int {
 	return cmp.Or(cmp.Compare(checkpointNumber(a), checkpointNumber(b)), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
-// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored, was not left behind, and is older
-// than before; nil: none. before may be nil.
+// latestCheckpoint returns the newest checkpoint of a cluster or volume that can be restored and was not left behind, or the newest
+// such one of which the state of checkpoint before has come; nil: none. before may be nil.
 func latestCheckpoint(s *Objects, of origin, before *v1.Checkpoint) (latest *v1.Checkpoint) {
+	left := before.GetLeftBefore()
+	if before == nil && of != nil {
+		left = of.GetLeftBehind()
+	}
 	for _, c := range s.Checkpoints {
-		if restorableFrom(c, of) && !c.LeftBehind && (before == nil || compareCheckpoints(c, before) < 0) && (latest == nil || compareCheckpoints(c, latest) > 0) {
+		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || c.Meta.Deleting != nil || !checkpointIsOf(c, of) || isAmong(c, left) ||
+			before != nil && compareCheckpoints(c, before) >= 0 {
+			continue
+		}
+		if latest == nil || compareCheckpoints(c, latest) > 0 {
 			latest = c
 		}
 	}
 	return latest
 }
 
-// restorableFrom reports whether a cluster or volume can be restored from a checkpoint.
-func restorableFrom(c *v1.Checkpoint, of origin) bool {
-	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && c.Meta.Deleting == nil && checkpointIsOf(c, of)
-}
-
-// leaveBehind returns the checkpoints that a cluster or volume leaves behind when it goes back to one of them, with that record
-// set, and the one itself if it had been left behind. Later restores that nobody asks for would otherwise return to a state that
-// was given up.
-func leaveBehind(s *Objects, of origin, from *v1.Checkpoint) (list []*v1.Checkpoint) {
-	for _, name := range sortedKeys(s.Checkpoints) {
-		c := s.Checkpoints[name]
-		if order := compareCheckpoints(c, from); restorableFrom(c, of) && order >= 0 && c.LeftBehind != (order > 0) {
-			c = proto.CloneOf(c)
-			c.LeftBehind = order > 0
-			list = append(list, c)
+// leftBehind returns the checkpoints that a cluster or volume has left behind when it has gone back to one of them: those that had
+// been left behind when that one was made, and those that were made later. Restores that nobody asks for would otherwise return to
+// a state that was given up.
+func leftBehind(s *Objects, of origin, from *v1.Checkpoint) []*v1.CheckpointNumbers {
+	later := &v1.CheckpointNumbers{After: uint32(checkpointNumber(from))}
+	var all []*v1.Checkpoint
+	for _, c := range s.Checkpoints {
+		if checkpointIsOf(c, of) {
+			all = append(all, c)
+			later.Upto = max(later.Upto, uint32(checkpointNumber(c)))
 		}
 	}
-	return list
+	return slices.DeleteFunc(append(slices.Clone(from.LeftBefore), later), func(n *v1.CheckpointNumbers) bool {
+		return !slices.ContainsFunc(all, func(c *v1.Checkpoint) bool { return isAmong(c, []*v1.CheckpointNumbers{n}) })
+	})
+}
+
+// isAmong reports whether a checkpoint has one of these numbers.
+func isAmong(c *v1.Checkpoint, list []*v1.CheckpointNumbers) bool {
+	n := uint32(checkpointNumber(c))
+	return slices.ContainsFunc(list, func(r *v1.CheckpointNumbers) bool { return n > r.After && n <= r.Upto })
+}
+
+// IsLeftBehind reports whether a checkpoint was left behind by its cluster or volume.
+func IsLeftBehind(s *Objects, c *v1.Checkpoint) bool {
+	of := originOf(s, c)
+	return of != nil && isAmong(c, of.GetLeftBehind())
 }
 
 // planned begins the checkpoints that the plans of clusters and volumes ask for.
@@ -511,7 +529,7 @@ func (p *pass) plannedOf(of origin, ready func() bool) {
 func newCheckpoint(s *Objects, of origin, reason string) *v1.Checkpoint {
 	meta := of.GetMeta()
 	c := &v1.Checkpoint{Meta: &v1.Meta{Name: nextCheckpointName(s, of), Owner: meta.Owner, OwnerUid: meta.OwnerUid},
-		State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: of.GetCheckpointRecipient(), Copies: of.GetCheckpoints().GetCopies()}
+		State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: of.GetCheckpointRecipient(), Copies: of.GetCheckpoints().GetCopies(), LeftBefore: of.GetLeftBehind()}
 	if _, volume := of.(*v1.Volume); volume {
 		c.Volume = &v1.CheckpointMember{Guest: meta.Name, GuestUid: meta.Uid}
 	} else {
@@ -542,6 +560,9 @@ func nextCheckpointName(s *Objects, of origin) string {
 				highest = max(highest, n)
 			}
 		}
+	}
+	for _, left := range of.GetLeftBehind() { // they may have been deleted
+		highest = max(highest, int(left.Upto))
 	}
 	return fmt.Sprintf("%s%d", prefix, highest+1)
 }

@@ -36,8 +36,9 @@ func (h *household) admission() *Admission {
 func TestACheckpointIsKeptThoughNewerOnesWereLeftBehind(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	for i := range 5 {
-		h.saved(fmt.Sprintf("md-c%d", i), time.Duration(10-i)*time.Hour, func(c *v1.Checkpoint) { c.LeftBehind = i > 1 })
+		h.saved(fmt.Sprintf("md-c%d", i), time.Duration(10-i)*time.Hour)
 	}
+	h.objects.Clusters["md"].LeftBehind = []*v1.CheckpointNumbers{{After: 1, Upto: 4}}
 	h.pass(time.Second)
 	if left := sortedKeys(h.objects.Checkpoints); !slices.Equal(left, []string{"md-c0", "md-c1", "md-c2", "md-c3", "md-c4"}) {
 		t.Errorf("checkpoints are %v", left)

@@ -2,13 +2,11 @@ package core
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -120,41 +118,61 @@ func TestAClusterThatIsLostAgainAndAgain(t *testing.T) {
 	}
 }
 
-// A user went back to an earlier checkpoint, so a later loss does not return the cluster to the state that the user left.
+// A user went back to an earlier checkpoint, so a later loss does not return the cluster to the state that the user left, whatever
+// is restored by name later.
 func TestALossDoesNotReturnToAStateThatWasLeft(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
-	h.saved("md-c1", 3*time.Hour)
-	h.saved("md-c2", 2*time.Hour)
-	h.saved("md-c3", time.Hour)
-	back := func(to string) {
-		t.Helper()
-		h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint(to); return c, err })
+	made := 0
+	make := func() {
+		made++
+		h.saved(fmt.Sprint("md-c", made), time.Hour, func(c *v1.Checkpoint) { c.LeftBefore = h.objects.Clusters["md"].LeftBehind })
+	}
+	back := func(to int) {
 		cluster := proto.CloneOf(h.objects.Clusters["md"])
-		cluster.Restore.State, cluster.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(h.now)
+		cluster.LeftBehind = leftBehind(h.objects, cluster, h.objects.Checkpoints[fmt.Sprint("md-c", to)])
 		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, cluster}}})
 	}
-	left := func() (list []string) {
-		for _, name := range sortedKeys(h.objects.Checkpoints) {
-			if h.objects.Checkpoints[name].LeftBehind {
-				list = append(list, name)
-			}
+	lineage := func() (list []string) {
+		cluster := h.objects.Clusters["md"]
+		for c := latestCheckpoint(h.objects, cluster, nil); c != nil; c = latestCheckpoint(h.objects, cluster, c) {
+			list = append(list, strings.TrimPrefix(c.Meta.Name, "md-c"))
 		}
 		return list
 	}
-	back("md-c2")
-	back("md-c1")
-	if got := left(); !slices.Equal(got, []string{"md-c2", "md-c3"}) {
-		t.Errorf("left behind are %v", got)
-	}
-	back("md-c2") // by its name
-	if got := left(); !slices.Equal(got, []string{"md-c3"}) {
-		t.Errorf("left behind are %v", got)
+	for _, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { make(); make(); make() }, "3 2 1"},
+		{func() { back(1) }, "1"},
+		{make, "4 1"},
+		{func() { back(3) }, "3 2 1"},
+		{make, "5 3 2 1"},
+		{func() { back(4) }, "4 1"},
+		{make, "6 4 1"},
+		{func() { back(2) }, "2 1"},
+	} {
+		step.do()
+		if got := strings.Join(lineage(), " "); got != step.want {
+			t.Fatalf("after checkpoint %d, %q can be restored unasked, want %q", made, got, step.want)
+		}
 	}
 	h.lose(time.Hour)
 	h.pass(time.Second)
 	if r := h.objects.Clusters["md"].Restore; r.Checkpoint != "md-c2" || r.Losses != 1 {
 		t.Errorf("the restore is %v", r)
+	}
+	// Numbers of checkpoints that were deleted are not used again.
+	for n := 3; n <= 6; n++ {
+		delete(h.objects.Checkpoints, fmt.Sprint("md-c", n))
+	}
+	if name := nextCheckpointName(h.objects, h.objects.Clusters["md"]); name != "md-c7" {
+		t.Errorf("the next one is %s", name)
+	}
+	back(2)
+	if left := h.objects.Clusters["md"].LeftBehind; len(left) != 0 {
+		t.Errorf("after those that were left behind were deleted, still left are %v", left)
 	}
 }
 

@@ -351,6 +351,7 @@ func (p *pass) restored(g *v1.Guest) bool {
 func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	update := proto.CloneOf(cluster)
 	update.Restore.State, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now)
+	update.LeftBehind = leftBehind(p.Objects, cluster, from)
 	var c Change
 	c.write(Update, update)
 	c.write(Expect, from)
@@ -409,7 +410,6 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 	var c Change
 	update := proto.CloneOf(cluster)
 	var older *v1.Checkpoint
-	var left []*v1.Checkpoint
 	if from != nil {
 		older = latestCheckpoint(p.Objects, cluster, from)
 	}
@@ -420,7 +420,6 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 		older = nil
 	}
 	if older != nil {
-		left = leaveBehind(p.Objects, cluster, older)
 		update.Restore = newRestore(older, fmt.Sprintf("checkpoint %s could not be restored: %s", from.Meta.Name, why), timestamppb.New(p.Now))
 		update.Restore.Losses = cluster.Restore.Losses
 		c.event(v1.Severity_SEVERITY_ERROR, "cluster", cluster.Meta.Name, "is restored from %s: %s", older.Meta.Name, update.Restore.Reason)
@@ -434,12 +433,6 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 		stopped := proto.CloneOf(g)
 		stopped.Stopped, stopped.Failure, stopped.Restarts = older == nil, "", 0
 		c.write(Update, stopped)
-	}
-	for _, newer := range left {
-		if p.changed(p.Objects.Checkpoints[newer.Meta.Name]) {
-			return
-		}
-		c.write(Update, newer)
 	}
 	p.propose("restore of "+cluster.Meta.Name, c)
 }

@@ -108,8 +108,12 @@ func TestAVolumeGoesBackToASnapshot(t *testing.T) {
 	for _, host := range []string{"", "a2", "b1"} {
 		t.Run("to "+host, func(t *testing.T) {
 			h := alone(t, nil)
-			h.takeSnapshot()
-			h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", host); return c, err })
+			later := proto.CloneOf(h.takeSnapshot())
+			later.Meta.Name, later.Meta.Uid, later.Volume.File.Blob.Digest = "data-s2", "uid-data-s2", "sha256:later"
+			h.objects.Checkpoints["data-s2"] = later
+			h.files["a2"] = append(h.files["a2"], &v1.CheckpointObserved{CheckpointId: later.Meta.Uid, GuestUid: "uid-data", File: later.Volume.File,
+				Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN})
+			h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data-s1", host); return c, err })
 			v := h.objects.Volumes["data"]
 			target, generation := "a2", uint64(0)
 			if host == "b1" {
@@ -138,6 +142,9 @@ func TestAVolumeGoesBackToASnapshot(t *testing.T) {
 			v = h.objects.Volumes["data"]
 			if v.Restore.State != v1.RestoreState_RESTORE_STATE_DONE || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Host != target {
 				t.Errorf("afterwards it is %v", v)
+			}
+			if latest := latestCheckpoint(h.objects, v, nil); latest.GetMeta().GetName() != "data-s1" {
+				t.Errorf("afterwards its latest snapshot is %v", latest)
 			}
 			orders = h.pass(time.Second)
 			if w := h.volumeOrder(orders, "a2"); (target == "b1") != w.GetDiscard() {

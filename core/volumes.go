@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -136,7 +137,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 		return
 	case v.Meta.Deleting != nil:
 		if old := p.hasOldDisk(v); old != "" {
-			update.Message = fmt.Sprintf("host %s deletes an earlier disk of it", old)
+			update.Message = old
 		}
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
@@ -265,6 +266,9 @@ func (p *pass) endVolumeRestore(c *Change, v, update *v1.Volume) bool {
 	switch {
 	case connected && p.current(v.Host) && seen.GetReady() && seen.GetRestored() == v.Restore.Id:
 		update.State, update.Message, update.Restore.State = v1.VolumeState_VOLUME_STATE_READY, "", v1.RestoreState_RESTORE_STATE_DONE
+		if from != nil {
+			update.LeftBehind = leftBehind(p.Objects, v, from)
+		}
 		c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "is back at snapshot %s, on host %s", v.Restore.Checkpoint, v.Host)
 	case from == nil || from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		why := cmp.Or(from.GetMessage(), "the snapshot was deleted")
@@ -523,12 +527,13 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	return list
 }
 
-// hasOldDisk returns a connected host that has an earlier disk of a volume; empty: none has one. A volume whose record is
-// deleted before that disk would be known again.
+// hasOldDisk returns which connected host still has an earlier disk of a volume, for people; empty: none has one. If the volume's
+// record were deleted before that disk, the volume would be known again.
 func (p *pass) hasOldDisk(v *v1.Volume) string {
 	for _, name := range sortedKeys(p.Hosts) {
-		if report, _, connected := p.Observed(name); connected && name != v.Host && volumeOn(report, v.Meta.Uid) != nil {
-			return name
+		report, _, connected := p.Observed(name)
+		if o := volumeOn(report, v.Meta.Uid); connected && name != v.Host && o != nil && p.sealed(name, o) {
+			return strings.TrimSuffix(fmt.Sprintf("host %s deletes an earlier disk of it: %s", name, o.Message), ": ")
 		}
 	}
 	return ""

@@ -13,14 +13,11 @@ import (
 	"net/url"
 	"sync"
 	"time"
+
+	"watari/internal/dialer"
 )
 
-const (
-	dialTimeout = 10 * time.Second
-	// connectTimeout bounds the part of it until the peer's kernel has answered. The kernel repeats its first packet after 1, 3, 7
-	// and 15 s, so after a cut of the network a new attempt is sooner than the next repetition.
-	connectTimeout = 3 * time.Second
-)
+const dialTimeout = 10 * time.Second
 
 // Dial connects to a manager (https://host:port) and serves handler on the connection until it ends or
 // ctx does. It always returns an error: ctx's, a *Refusal, or why the connection failed. config is ca.ClientTLS
@@ -38,8 +35,8 @@ func Dial(ctx context.Context, managerURL string, config *tls.Config, handler ht
 	config.NextProtos = []string{Protocol}
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: connectTimeout, KeepAlive: 5 * time.Second}, Config: config}
-	conn, err := dialer.DialContext(dialCtx, "tcp", address)
+	secure := &tls.Dialer{NetDialer: dialer.New(), Config: config}
+	conn, err := secure.DialContext(dialCtx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("dial the manager at %s: %w", address, err)
 	}

@@ -3426,8 +3426,9 @@ type Cluster struct {
 	CheckpointKey       string                 `protobuf:"bytes,13,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"`                   // age identity that opens its checkpoints; leaves the manager only to restore them
 	CheckpointRecipient string                 `protobuf:"bytes,16,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"` // the public key of checkpoint_key
 	Checkpoints         *CheckpointPlan        `protobuf:"bytes,14,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
-	Restore             *Restore               `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"`   // the latest; unset: it was never restored
-	Verified            *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=verified,proto3" json:"verified,omitempty"` // the latest end of a verification of one of its checkpoints
+	Restore             *Restore               `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"`                         // the latest; unset: it was never restored
+	Verified            *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=verified,proto3" json:"verified,omitempty"`                       // the latest end of a verification of one of its checkpoints
+	LeftBehind          []*CheckpointNumbers   `protobuf:"bytes,18,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"` // checkpoints of states that were given up, because it went back to an earlier one
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -3577,6 +3578,13 @@ func (x *Cluster) GetRestore() *Restore {
 func (x *Cluster) GetVerified() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Verified
+	}
+	return nil
+}
+
+func (x *Cluster) GetLeftBehind() []*CheckpointNumbers {
+	if x != nil {
+		return x.LeftBehind
 	}
 	return nil
 }
@@ -4350,14 +4358,15 @@ type Checkpoint struct {
 	Started      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`     // left PENDING
 	Taken        *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=taken,proto3" json:"taken,omitempty"`         // entered WRITING
 	Ended        *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
-	Runs         []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
-	StoodMs      uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
-	Suspends     bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`              // the cluster then waits in it until hosts have room
-	Volume       *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                   // on which the cluster's home lies; unset: on none. In a snapshot, the volume
-	Copies       uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                  // on how many hosts each file is kept; 0: 2
-	Verification *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`       // the latest
-	// left_behind: its cluster or volume went back to an earlier one since. Only a person who names it restores it.
-	LeftBehind    bool `protobuf:"varint,20,opt,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"`
+	Runs         []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                               // under way when it was taken
+	StoodMs      uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"`         // how long the guest that stood longest stood
+	Suspends     bool                   `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`                      // the cluster then waits in it until hosts have room
+	Volume       *CheckpointMember      `protobuf:"bytes,17,opt,name=volume,proto3" json:"volume,omitempty"`                           // on which the cluster's home lies; unset: on none. In a snapshot, the volume
+	Copies       uint32                 `protobuf:"varint,18,opt,name=copies,proto3" json:"copies,omitempty"`                          // on how many hosts each file is kept; 0: 2
+	Verification *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`               // the latest
+	LeftBefore   []*CheckpointNumbers   `protobuf:"bytes,20,rep,name=left_before,json=leftBefore,proto3" json:"left_before,omitempty"` // left_behind of its cluster or volume when it was made
+	// left: its cluster or volume has left it behind. Only a person who names it restores it. Set in answers, not stored.
+	Left          bool `protobuf:"varint,21,opt,name=left,proto3" json:"left,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4525,11 +4534,71 @@ func (x *Checkpoint) GetVerification() *Verification {
 	return nil
 }
 
-func (x *Checkpoint) GetLeftBehind() bool {
+func (x *Checkpoint) GetLeftBefore() []*CheckpointNumbers {
 	if x != nil {
-		return x.LeftBehind
+		return x.LeftBefore
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetLeft() bool {
+	if x != nil {
+		return x.Left
 	}
 	return false
+}
+
+// CheckpointNumbers are the checkpoints of a cluster or a volume whose names have a number greater than after, and at most upto.
+type CheckpointNumbers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	Upto          uint32                 `protobuf:"varint,2,opt,name=upto,proto3" json:"upto,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointNumbers) Reset() {
+	*x = CheckpointNumbers{}
+	mi := &file_watari_v1_types_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointNumbers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointNumbers) ProtoMessage() {}
+
+func (x *CheckpointNumbers) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointNumbers.ProtoReflect.Descriptor instead.
+func (*CheckpointNumbers) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *CheckpointNumbers) GetAfter() uint32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *CheckpointNumbers) GetUpto() uint32 {
+	if x != nil {
+		return x.Upto
+	}
+	return 0
 }
 
 // Verification is a check of a checkpoint: hosts read its files, and those on which they build, and one restores a guest on trial.
@@ -4548,7 +4617,7 @@ type Verification struct {
 
 func (x *Verification) Reset() {
 	*x = Verification{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4560,7 +4629,7 @@ func (x *Verification) String() string {
 func (*Verification) ProtoMessage() {}
 
 func (x *Verification) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4573,7 +4642,7 @@ func (x *Verification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verification.ProtoReflect.Descriptor instead.
 func (*Verification) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Verification) GetId() string {
@@ -4637,7 +4706,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4649,7 +4718,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4662,7 +4731,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -4705,7 +4774,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4786,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4799,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Restore) GetId() string {
@@ -4825,14 +4894,15 @@ type Volume struct {
 	// take_back: the id of a move in which its host has given its disk up in vain. The host serves the disk again.
 	TakeBack string `protobuf:"bytes,16,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
 	// disk_generation: of the latest disk that a host has served. A disk of an earlier one is out of date. 0: none yet, or not known.
-	DiskGeneration uint64 `protobuf:"varint,17,opt,name=disk_generation,json=diskGeneration,proto3" json:"disk_generation,omitempty"`
+	DiskGeneration uint64               `protobuf:"varint,17,opt,name=disk_generation,json=diskGeneration,proto3" json:"disk_generation,omitempty"`
+	LeftBehind     []*CheckpointNumbers `protobuf:"bytes,18,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"` // of its snapshots, as in Cluster
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +4914,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +4927,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Volume) GetMeta() *Meta {
@@ -4979,6 +5049,13 @@ func (x *Volume) GetDiskGeneration() uint64 {
 	return 0
 }
 
+func (x *Volume) GetLeftBehind() []*CheckpointNumbers {
+	if x != nil {
+		return x.LeftBehind
+	}
+	return nil
+}
+
 // VolumeMove is a move of a volume to another host. Clusters may use the volume meanwhile.
 type VolumeMove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5002,7 +5079,7 @@ type VolumeMove struct {
 
 func (x *VolumeMove) Reset() {
 	*x = VolumeMove{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5014,7 +5091,7 @@ func (x *VolumeMove) String() string {
 func (*VolumeMove) ProtoMessage() {}
 
 func (x *VolumeMove) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5027,7 +5104,7 @@ func (x *VolumeMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
 func (*VolumeMove) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeMove) GetId() string {
@@ -5144,7 +5221,7 @@ type VolumeFacts struct {
 
 func (x *VolumeFacts) Reset() {
 	*x = VolumeFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5233,7 @@ func (x *VolumeFacts) String() string {
 func (*VolumeFacts) ProtoMessage() {}
 
 func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5246,7 @@ func (x *VolumeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFacts.ProtoReflect.Descriptor instead.
 func (*VolumeFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VolumeFacts) GetName() string {
@@ -5232,7 +5309,7 @@ type VolumeObserved struct {
 
 func (x *VolumeObserved) Reset() {
 	*x = VolumeObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5244,7 +5321,7 @@ func (x *VolumeObserved) String() string {
 func (*VolumeObserved) ProtoMessage() {}
 
 func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5257,7 +5334,7 @@ func (x *VolumeObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObserved.ProtoReflect.Descriptor instead.
 func (*VolumeObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeObserved) GetUid() string {
@@ -5342,7 +5419,7 @@ type VolumeSending struct {
 
 func (x *VolumeSending) Reset() {
 	*x = VolumeSending{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +5431,7 @@ func (x *VolumeSending) String() string {
 func (*VolumeSending) ProtoMessage() {}
 
 func (x *VolumeSending) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +5444,7 @@ func (x *VolumeSending) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSending.ProtoReflect.Descriptor instead.
 func (*VolumeSending) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VolumeSending) GetMove() string {
@@ -5441,7 +5518,7 @@ type VolumeGivenUp struct {
 
 func (x *VolumeGivenUp) Reset() {
 	*x = VolumeGivenUp{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5453,7 +5530,7 @@ func (x *VolumeGivenUp) String() string {
 func (*VolumeGivenUp) ProtoMessage() {}
 
 func (x *VolumeGivenUp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5466,7 +5543,7 @@ func (x *VolumeGivenUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeGivenUp.ProtoReflect.Descriptor instead.
 func (*VolumeGivenUp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *VolumeGivenUp) GetMove() string {
@@ -5520,7 +5597,7 @@ type VolumeCopyObserved struct {
 
 func (x *VolumeCopyObserved) Reset() {
 	*x = VolumeCopyObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5532,7 +5609,7 @@ func (x *VolumeCopyObserved) String() string {
 func (*VolumeCopyObserved) ProtoMessage() {}
 
 func (x *VolumeCopyObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5545,7 +5622,7 @@ func (x *VolumeCopyObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeCopyObserved.ProtoReflect.Descriptor instead.
 func (*VolumeCopyObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VolumeCopyObserved) GetUid() string {
@@ -5610,7 +5687,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5622,7 +5699,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5635,7 +5712,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -5728,7 +5805,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5740,7 +5817,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5753,7 +5830,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -5803,7 +5880,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5892,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5905,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -5926,7 +6003,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5938,7 +6015,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[48]
+	mi := &file_watari_v1_types_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5951,7 +6028,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -6074,7 +6151,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6086,7 +6163,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[49]
+	mi := &file_watari_v1_types_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6099,7 +6176,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -6158,7 +6235,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6170,7 +6247,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6183,7 +6260,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -6234,7 +6311,7 @@ type Site struct {
 
 func (x *Site) Reset() {
 	*x = Site{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6246,7 +6323,7 @@ func (x *Site) String() string {
 func (*Site) ProtoMessage() {}
 
 func (x *Site) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6259,7 +6336,7 @@ func (x *Site) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Site.ProtoReflect.Descriptor instead.
 func (*Site) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Site) GetMeta() *Meta {
@@ -6301,7 +6378,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6313,7 +6390,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6326,7 +6403,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -6411,7 +6488,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6423,7 +6500,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6436,7 +6513,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -6511,7 +6588,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6523,7 +6600,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6536,7 +6613,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Event) GetId() uint64 {
@@ -6607,7 +6684,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6619,7 +6696,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6632,7 +6709,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -6712,7 +6789,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +6801,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +6814,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -6788,7 +6865,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6800,7 +6877,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6813,7 +6890,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -6855,7 +6932,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6867,7 +6944,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6880,7 +6957,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -6913,7 +6990,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6925,7 +7002,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6938,7 +7015,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -6981,7 +7058,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6993,7 +7070,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7006,7 +7083,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -7040,7 +7117,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7052,7 +7129,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7065,7 +7142,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -7143,7 +7220,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7155,7 +7232,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7168,7 +7245,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -7466,7 +7543,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05users\x18\x06 \x03(\tR\x05users\x12\x14\n" +
 	"\x05sites\x18\a \x03(\tR\x05sites\x12!\n" +
-	"\fgateway_port\x18\b \x01(\rR\vgatewayPort\"\x9b\x05\n" +
+	"\fgateway_port\x18\b \x01(\rR\vgatewayPort\"\xda\x05\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -7485,7 +7562,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x14checkpoint_recipient\x18\x10 \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\x0e \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
 	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
-	"\bverified\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\"\x95\x05\n" +
+	"\bverified\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12=\n" +
+	"\vleft_behind\x18\x12 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
+	"leftBehind\"\x95\x05\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -7567,7 +7646,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xff\x05\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xb1\x06\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -7590,9 +7669,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bsuspends\x18\x10 \x01(\bR\bsuspends\x123\n" +
 	"\x06volume\x18\x11 \x01(\v2\x1b.watari.v1.CheckpointMemberR\x06volume\x12\x16\n" +
 	"\x06copies\x18\x12 \x01(\rR\x06copies\x12;\n" +
-	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\x12\x1f\n" +
-	"\vleft_behind\x18\x14 \x01(\bR\n" +
-	"leftBehind\"\xfa\x01\n" +
+	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\x12=\n" +
+	"\vleft_before\x18\x14 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
+	"leftBefore\x12\x12\n" +
+	"\x04left\x18\x15 \x01(\bR\x04left\"=\n" +
+	"\x11CheckpointNumbers\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\rR\x05after\x12\x12\n" +
+	"\x04upto\x18\x02 \x01(\rR\x04upto\"\xfa\x01\n" +
 	"\fVerification\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x122\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1c.watari.v1.VerificationStateR\x05state\x12\x18\n" +
@@ -7618,7 +7701,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\x90\x05\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\xcf\x05\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -7642,7 +7725,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12)\n" +
 	"\x04move\x18\x0f \x01(\v2\x15.watari.v1.VolumeMoveR\x04move\x12\x1b\n" +
 	"\ttake_back\x18\x10 \x01(\tR\btakeBack\x12'\n" +
-	"\x0fdisk_generation\x18\x11 \x01(\x04R\x0ediskGeneration\"\xc0\x03\n" +
+	"\x0fdisk_generation\x18\x11 \x01(\x04R\x0ediskGeneration\x12=\n" +
+	"\vleft_behind\x18\x12 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
+	"leftBehind\"\xc0\x03\n" +
 	"\n" +
 	"VolumeMove\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
@@ -8007,7 +8092,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -8062,41 +8147,42 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*CheckpointMember)(nil),      // 50: watari.v1.CheckpointMember
 	(*CheckpointRun)(nil),         // 51: watari.v1.CheckpointRun
 	(*Checkpoint)(nil),            // 52: watari.v1.Checkpoint
-	(*Verification)(nil),          // 53: watari.v1.Verification
-	(*CheckpointPlan)(nil),        // 54: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 55: watari.v1.Restore
-	(*Volume)(nil),                // 56: watari.v1.Volume
-	(*VolumeMove)(nil),            // 57: watari.v1.VolumeMove
-	(*VolumeFacts)(nil),           // 58: watari.v1.VolumeFacts
-	(*VolumeObserved)(nil),        // 59: watari.v1.VolumeObserved
-	(*VolumeSending)(nil),         // 60: watari.v1.VolumeSending
-	(*VolumeGivenUp)(nil),         // 61: watari.v1.VolumeGivenUp
-	(*VolumeCopyObserved)(nil),    // 62: watari.v1.VolumeCopyObserved
-	(*CheckpointObserved)(nil),    // 63: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 64: watari.v1.Policy
-	(*RunSpec)(nil),               // 65: watari.v1.RunSpec
-	(*Run)(nil),                   // 66: watari.v1.Run
-	(*Quota)(nil),                 // 67: watari.v1.Quota
-	(*User)(nil),                  // 68: watari.v1.User
-	(*Site)(nil),                  // 69: watari.v1.Site
-	(*AuditEntry)(nil),            // 70: watari.v1.AuditEntry
-	(*Token)(nil),                 // 71: watari.v1.Token
-	(*Event)(nil),                 // 72: watari.v1.Event
-	(*KeptConsole)(nil),           // 73: watari.v1.KeptConsole
-	(*Term)(nil),                  // 74: watari.v1.Term
-	(*Stamp)(nil),                 // 75: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 76: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 77: watari.v1.Hold
-	(*VouchedHost)(nil),           // 78: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 79: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 80: watari.v1.GuestFacts
-	nil,                           // 81: watari.v1.RunSpec.EnvEntry
-	nil,                           // 82: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 83: google.protobuf.Timestamp
+	(*CheckpointNumbers)(nil),     // 53: watari.v1.CheckpointNumbers
+	(*Verification)(nil),          // 54: watari.v1.Verification
+	(*CheckpointPlan)(nil),        // 55: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 56: watari.v1.Restore
+	(*Volume)(nil),                // 57: watari.v1.Volume
+	(*VolumeMove)(nil),            // 58: watari.v1.VolumeMove
+	(*VolumeFacts)(nil),           // 59: watari.v1.VolumeFacts
+	(*VolumeObserved)(nil),        // 60: watari.v1.VolumeObserved
+	(*VolumeSending)(nil),         // 61: watari.v1.VolumeSending
+	(*VolumeGivenUp)(nil),         // 62: watari.v1.VolumeGivenUp
+	(*VolumeCopyObserved)(nil),    // 63: watari.v1.VolumeCopyObserved
+	(*CheckpointObserved)(nil),    // 64: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 65: watari.v1.Policy
+	(*RunSpec)(nil),               // 66: watari.v1.RunSpec
+	(*Run)(nil),                   // 67: watari.v1.Run
+	(*Quota)(nil),                 // 68: watari.v1.Quota
+	(*User)(nil),                  // 69: watari.v1.User
+	(*Site)(nil),                  // 70: watari.v1.Site
+	(*AuditEntry)(nil),            // 71: watari.v1.AuditEntry
+	(*Token)(nil),                 // 72: watari.v1.Token
+	(*Event)(nil),                 // 73: watari.v1.Event
+	(*KeptConsole)(nil),           // 74: watari.v1.KeptConsole
+	(*Term)(nil),                  // 75: watari.v1.Term
+	(*Stamp)(nil),                 // 76: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 77: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 78: watari.v1.Hold
+	(*VouchedHost)(nil),           // 79: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 80: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 81: watari.v1.GuestFacts
+	nil,                           // 82: watari.v1.RunSpec.EnvEntry
+	nil,                           // 83: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 84: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	83,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	83,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	84,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	84,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -8106,8 +8192,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	83,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	83,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	84,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	84,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -8120,15 +8206,15 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	36,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	27,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	83,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	84,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	28,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
 	35,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
 	34,  // 28: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
-	83,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	83,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	83,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	83,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	83,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	84,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	84,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	84,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	84,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	84,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	18,  // 34: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	18,  // 35: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	39,  // 36: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -8143,87 +8229,90 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	42,  // 45: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
 	24,  // 46: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	4,   // 47: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	54,  // 48: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	55,  // 49: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	83,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	18,  // 51: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	41,  // 52: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	83,  // 53: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	24,  // 54: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 55: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	18,  // 56: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 57: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	47,  // 58: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	83,  // 59: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	83,  // 60: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	83,  // 61: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	39,  // 62: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	49,  // 63: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	24,  // 64: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	18,  // 65: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 66: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	50,  // 67: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	83,  // 68: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	83,  // 69: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	83,  // 70: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	51,  // 71: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	50,  // 72: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	53,  // 73: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	10,  // 74: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	83,  // 75: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	83,  // 76: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 77: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	83,  // 78: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	83,  // 79: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	18,  // 80: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	13,  // 81: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	54,  // 82: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	55,  // 83: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	83,  // 84: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	57,  // 85: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
-	12,  // 86: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	83,  // 87: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	83,  // 88: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
-	58,  // 89: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	60,  // 90: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
-	61,  // 91: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
-	9,   // 92: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	49,  // 93: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	18,  // 94: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	81,  // 95: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	15,  // 96: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	18,  // 97: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	65,  // 98: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	14,  // 99: watari.v1.Run.state:type_name -> watari.v1.RunState
-	83,  // 100: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	83,  // 101: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	82,  // 102: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 103: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 104: watari.v1.User.role:type_name -> watari.v1.Role
-	67,  // 105: watari.v1.User.quota:type_name -> watari.v1.Quota
-	83,  // 106: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 107: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	83,  // 108: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 109: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	83,  // 110: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	83,  // 111: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 112: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	83,  // 113: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	83,  // 114: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	75,  // 115: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 116: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	76,  // 117: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	76,  // 118: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	78,  // 119: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	42,  // 120: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	79,  // 121: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 122: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 123: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	124, // [124:124] is the sub-list for method output_type
-	124, // [124:124] is the sub-list for method input_type
-	124, // [124:124] is the sub-list for extension type_name
-	124, // [124:124] is the sub-list for extension extendee
-	0,   // [0:124] is the sub-list for field type_name
+	55,  // 48: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 49: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	84,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	53,  // 51: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
+	18,  // 52: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	41,  // 53: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	84,  // 54: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	24,  // 55: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 56: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	18,  // 57: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 58: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	47,  // 59: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	84,  // 60: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	84,  // 61: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	84,  // 62: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	39,  // 63: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	49,  // 64: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	24,  // 65: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	18,  // 66: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 67: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	50,  // 68: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	84,  // 69: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	84,  // 70: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	84,  // 71: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	51,  // 72: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	50,  // 73: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	54,  // 74: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	53,  // 75: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
+	10,  // 76: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	84,  // 77: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	84,  // 78: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 79: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	84,  // 80: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	84,  // 81: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 82: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 83: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	55,  // 84: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 85: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	84,  // 86: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	58,  // 87: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	53,  // 88: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
+	12,  // 89: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	84,  // 90: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	84,  // 91: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	59,  // 92: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	61,  // 93: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	62,  // 94: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 95: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	49,  // 96: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 97: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	82,  // 98: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 99: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 100: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	66,  // 101: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 102: watari.v1.Run.state:type_name -> watari.v1.RunState
+	84,  // 103: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	84,  // 104: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	83,  // 105: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 106: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 107: watari.v1.User.role:type_name -> watari.v1.Role
+	68,  // 108: watari.v1.User.quota:type_name -> watari.v1.Quota
+	84,  // 109: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 110: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	84,  // 111: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 112: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	84,  // 113: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	84,  // 114: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 115: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	84,  // 116: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	84,  // 117: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	76,  // 118: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 119: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	77,  // 120: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	77,  // 121: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	79,  // 122: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	42,  // 123: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	80,  // 124: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 125: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 126: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	127, // [127:127] is the sub-list for method output_type
+	127, // [127:127] is the sub-list for method input_type
+	127, // [127:127] is the sub-list for extension type_name
+	127, // [127:127] is the sub-list for extension extendee
+	0,   // [0:127] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -8238,7 +8327,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   65,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -22,6 +22,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/internal/dialer"
 )
 
 const (
@@ -157,9 +158,8 @@ func (o *overlay) dial(ctx context.Context, _, target string) (net.Conn, error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	// After a cut of the network, callers' next attempt is sooner than the kernel's next repetition of its first packet.
-	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 3 * time.Second}, Config: config}
-	conn, err := dialer.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
+	secure := &tls.Dialer{NetDialer: dialer.New(), Config: config}
+	conn, err := secure.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err) // also after a timeout, so that callers try again
 	}

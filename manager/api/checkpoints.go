@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"filippo.io/age"
+	"google.golang.org/protobuf/proto"
 
 	"watari/core"
 	"watari/manager/view"
@@ -66,6 +67,10 @@ func (s *Server) ListCheckpoints(ctx context.Context, r *connect.Request[v1.List
 	for name, checkpoint := range mine {
 		ofVolume := r.Msg.Volume == "" || checkpoint.Cluster == "" && checkpoint.Volume.GetGuest() == r.Msg.Volume
 		if (r.Msg.Name == "" || r.Msg.Name == name) && (r.Msg.Cluster == "" || r.Msg.Cluster == checkpoint.Cluster) && ofVolume {
+			if core.IsLeftBehind(snap, checkpoint) {
+				checkpoint = proto.CloneOf(checkpoint)
+				checkpoint.Left = true
+			}
 			resp.Checkpoints = append(resp.Checkpoints, checkpoint)
 		}
 	}

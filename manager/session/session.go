@@ -135,7 +135,7 @@ func explain(err error) string {
 		return "nothing was heard from it"
 	case strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer"):
 		return "it ended the connection"
-	case strings.Contains(text, "use of closed"):
+	case strings.Contains(text, "use of closed") || strings.Contains(text, "context canceled"):
 		return "this manager ended the connection"
 	default:
 		return text

@@ -267,7 +267,7 @@ func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
 
 // message returns what there is to say about a checkpoint.
 func message(c *v1.Checkpoint) string {
-	if c.GetMessage() == "" && c.GetLeftBehind() {
+	if c.GetMessage() == "" && c.GetLeft() {
 		return "left behind: an earlier one was restored since; `watari checkpoint restore` with its name returns to it"
 	}
 	return c.GetMessage()
