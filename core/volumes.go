@@ -131,13 +131,13 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Meta.Deleting == nil && connected && p.current(v.Host) && seen.GetFailed() && p.volumeRestoredFrom(v) != nil && seen.GetRestored() != p.volumeRestores(v).GetRestore().Id:
 		p.noRoom[copyKey(v.Host, "", v.Meta.Uid)] = p.Now.Add(noRoomFor)
 		p.replaceHost(&c, v, update, fmt.Sprintf("host %s could not put it back: %s", v.Host, seen.Message))
-	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil) && p.hasOldDisk(v) == "":
+	case v.Meta.Deleting != nil && (host == nil || connected && p.current(v.Host) && seen == nil) && p.diskElsewhere(v) == nil:
 		c.write(Delete, proto.CloneOf(v))
 		p.propose(key, c)
 		return
 	case v.Meta.Deleting != nil:
-		if old := p.hasOldDisk(v); old != "" {
-			update.Message = old
+		if host := p.diskElsewhere(v); host != nil {
+			update.Message = strings.TrimSuffix(fmt.Sprintf("host %s deletes an earlier disk of it: %s", host.Meta.Name, p.diskOn(host, v).GetMessage()), ": ")
 		}
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
@@ -497,7 +497,9 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 			}
 			continue
 		}
-		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil, Make: v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0,
+		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil,
+			// If an older copy of the store was put back, the volume may have moved since it was made here.
+			Make:  v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0 && p.diskElsewhere(v) == nil,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if p.Seal != nil {
 			w.Facts.Seal = p.Seal(host, w.Uid, w.Facts)
@@ -527,16 +529,24 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	return list
 }
 
-// hasOldDisk returns which connected host still has an earlier disk of a volume, for people; empty: none has one. If the volume's
-// record were deleted before that disk, the volume would be known again.
-func (p *pass) hasOldDisk(v *v1.Volume) string {
+// diskElsewhere returns a host that has a disk of a volume, and is not the volume's host; nil: none has one. If the volume's record
+// were deleted before that disk, the volume would be known again.
+func (p *pass) diskElsewhere(v *v1.Volume) *v1.Host {
 	for _, name := range sortedKeys(p.Hosts) {
-		report, _, connected := p.Observed(name)
-		if o := volumeOn(report, v.Meta.Uid); connected && name != v.Host && o != nil && p.sealed(name, o) {
-			return strings.TrimSuffix(fmt.Sprintf("host %s deletes an earlier disk of it: %s", name, o.Message), ": ")
+		if host := p.Hosts[name]; name != v.Host && p.diskOn(host, v) != nil {
+			return host
 		}
 	}
-	return ""
+	return nil
+}
+
+// diskOn returns the report of a connected host of its disk of a volume; nil: it has none.
+func (p *pass) diskOn(host *v1.Host, v *v1.Volume) *v1.VolumeObserved {
+	report, _, connected := p.Observed(host.Meta.Name)
+	if o := volumeOn(report, v.Meta.Uid); connected && o != nil && p.sealed(host.Meta.Name, o) {
+		return o
+	}
+	return nil
 }
 
 // staleVolumes returns a host's orders to delete its out-of-date disks of volumes that are ready on another host, or are deleted.

@@ -94,6 +94,27 @@ func TestAVolumeIsDeletedWhenItsHostHasDeletedIt(t *testing.T) {
 	}
 }
 
+// An older copy of the store was put back, in which the volume is to be made on the host that it has left since.
+func TestNoEmptyDiskIsMadeOfAVolumeThatAnotherHostHas(t *testing.T) {
+	h := volumes(t, 0)
+	v := h.created("data", 1<<30)
+	h.pass(time.Second)
+	host := h.objects.Volumes["data"].Host
+	has := func(generation uint64) {
+		h.volumes["b1"] = []*v1.VolumeObserved{{Uid: v.Meta.Uid, Ready: true, Facts: &v1.VolumeFacts{Name: "data", Owner: v.Meta.Owner, SizeBytes: v.SizeBytes, Generation: generation}}}
+	}
+	if w := h.pass(time.Second)[host].GetVolumes(); len(w) != 1 || !w[0].Make {
+		t.Fatalf("%s is ordered %v", host, w)
+	}
+	has(1)
+	if w := h.pass(time.Second)[host].GetVolumes(); len(w) != 0 && w[0].Make {
+		t.Errorf("%s is ordered %v", host, w)
+	}
+	if now := h.objects.Volumes["data"]; now.Host != "b1" {
+		t.Errorf("the volume is %v", now)
+	}
+}
+
 // A volume's record lasts until the hosts that are connected have deleted its earlier disks, too.
 func TestADeletedVolumeDoesNotComeBackFromAnEarlierDisk(t *testing.T) {
 	h := volumes(t, 0)

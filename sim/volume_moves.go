@@ -310,7 +310,7 @@ func (s *Sim) cancelVolumeMove(pick int) {
 
 // unsettledMove says what has not settled of a volume's move; empty: all has.
 func (s *Sim) unsettledMove(v *v1.Volume) string {
-	if v.Move != nil && v.Move.Ended == nil {
+	if v.Move != nil && v.Move.Ended == nil && !s.claimedByItsHost(v.Meta.Uid) { // such a host sends nothing
 		return fmt.Sprintf("it moves to host %s: %s", v.Move.Target, v.Move.Message)
 	}
 	if h := s.hosts[v.Host]; h != nil && s.store.objects.Hosts[v.Host] != nil && h.disks[v.Meta.Uid] != nil && h.disks[v.Meta.Uid].givenUp != nil {
