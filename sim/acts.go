@@ -361,9 +361,12 @@ func (h *host) resume(a machine.Act, end func(machine.Result)) {
 	}, func(f fate) { end(machine.Result{Err: f.err}) })
 }
 
+// destroy ends a copy. If libvirt hangs, it may do so much later, but does not end a domain that was started since: when libvirt goes
+// on, it looks up the domains of waiting calls first, and an agent that looks one up does nothing with it after it has given up.
 func (h *host) destroy(a machine.Act, end func(machine.Result)) {
+	seen := h.copies[a.Guest]
 	h.call(10*time.Millisecond, func() error {
-		if c := h.copies[a.Guest]; c != nil {
+		if c := h.copies[a.Guest]; c != nil && c == seen {
 			h.sim.endTransferOf(h, a.Guest, "a domain was ended")
 			h.sim.destroyed(h, c)
 			delete(h.copies, a.Guest)

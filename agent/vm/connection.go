@@ -340,17 +340,23 @@ func await(ctx context.Context, fn func() error) error {
 
 // withDomain runs fn with the domain of this uid, as call does. It fails with ErrNotFound if there is none.
 func (l *Libvirt) withDomain(ctx context.Context, uid string, fn func(*libvirt.Domain) error) error {
-	return l.call(ctx, quickTime, onDomain(uid, fn))
+	ctx, cancel := context.WithTimeout(ctx, quickTime)
+	defer cancel()
+	return l.call(ctx, quickTime, onDomain(ctx, uid, fn))
 }
 
-// onDomain looks a domain up for fn.
-func onDomain(uid string, fn func(*libvirt.Domain) error) func(*libvirt.Connect) error {
+// onDomain looks a domain up for fn. If the daemon hung meanwhile and ctx has ended, it does not run fn: the guest may have ended and
+// been started again, and fn would pause, resume or end the new domain.
+func onDomain(ctx context.Context, uid string, fn func(*libvirt.Domain) error) func(*libvirt.Connect) error {
 	return func(conn *libvirt.Connect) error {
 		domain, err := conn.LookupDomainByUUIDString(uid)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = domain.Free() }()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return fn(domain)
 	}
 }

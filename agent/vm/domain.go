@@ -125,7 +125,7 @@ func (l *Libvirt) Destroy(ctx context.Context, uid string) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTime)
 	defer cancel()
 	for {
-		err := l.callAlone(ctx, 0, onDomain(uid, func(domain *libvirt.Domain) error {
+		err := l.callAlone(ctx, 0, onDomain(ctx, uid, func(domain *libvirt.Domain) error {
 			err := domain.Destroy()
 			var e libvirt.Error
 			if errors.As(err, &e) && e.Code == libvirt.ERR_OPERATION_INVALID {

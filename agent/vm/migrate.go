@@ -92,10 +92,7 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 	defer giveUp()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- l.callAlone(callCtx, 0, onDomain(uid, func(domain *libvirt.Domain) error {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
+		ended <- l.callAlone(callCtx, 0, onDomain(ctx, uid, func(domain *libvirt.Domain) error {
 			_ = domain.MigrateSetMaxDowntime(firstDowntime, 0)
 			if err := domain.MigrateToURI3(options.DestURI, parameters(options), migrateFlags); err != nil {
 				return fmt.Errorf("%v", err) // drop the error's kind: it may come from either daemon

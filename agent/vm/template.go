@@ -20,7 +20,7 @@ import (
 // all. After an error the domain may still exist, and the caller must end it.
 func (l *Libvirt) SaveTemplate(ctx context.Context, uid, path string) error {
 	part := path + ".part"
-	err := l.callAlone(ctx, saveTime, onDomain(uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
+	err := l.callAlone(ctx, saveTime, onDomain(ctx, uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
 	if err == nil {
 		err = putInPlace(part, path)
 	}
