@@ -467,6 +467,18 @@ func leftBehind(s *Objects, of origin, from *v1.Checkpoint) []*v1.CheckpointNumb
 	})
 }
 
+// lastSnapshotBefore returns the last snapshot of a volume that was made before a checkpoint of its cluster. If there is none, it
+// returns one that has no number: all snapshots were made after it.
+func lastSnapshotBefore(s *Objects, v *v1.Volume, c *v1.Checkpoint) *v1.Checkpoint {
+	last := &v1.Checkpoint{Meta: &v1.Meta{}}
+	for _, other := range s.Checkpoints {
+		if checkpointIsOf(other, v) && other.Taken != nil && other.Taken.AsTime().Before(c.Taken.AsTime()) && compareCheckpoints(other, last) > 0 {
+			last = other
+		}
+	}
+	return last
+}
+
 // isAmong reports whether a checkpoint has one of these numbers.
 func isAmong(c *v1.Checkpoint, list []*v1.CheckpointNumbers) bool {
 	n := uint32(checkpointNumber(c))

@@ -205,6 +205,9 @@ func (c *Core) Decide(w World) Decision {
 		}
 		return due
 	})
+	for v := range c.index.unmade {
+		c.index.hosts[v.Host] = true
+	}
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	maps.DeleteFunc(c.noRoom, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}, fetching: map[*v1.CheckpointMember][]string{}}

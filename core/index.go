@@ -45,6 +45,7 @@ type index struct {
 	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
 	filesAt       map[string]map[string]bool     // hosts that report something of a checkpoint, by its uid
 	volumesAt     map[string]set[*v1.Volume]     // by host, and by the target of a move
+	unmade        set[*v1.Volume]                // no host has had their disks. The order to make one depends on what all hosts report
 }
 
 type set[T comparable] map[T]bool
@@ -54,7 +55,7 @@ func newIndex() *index {
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, unended: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
 		hosts: map[string]bool{}, left: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{}, facts: map[*v1.Guest]knownFacts{},
-		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}, volumesAt: map[string]set[*v1.Volume]{}}
+		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}, volumesAt: map[string]set[*v1.Volume]{}, unmade: set[*v1.Volume]{}}
 }
 
 func add[T comparable](m map[string]set[T], key string, v T) {
@@ -323,6 +324,10 @@ func (x *index) seeVolume(_ string, before, now *v1.Volume) {
 		x.markFiles(snapshotsOf(v.Meta.Name))
 		x.markUsers(v)
 		x.markDisks(map[string]bool{v.Meta.Uid: true})
+		delete(x.unmade, v)
+		if v == now && unmade(v) {
+			x.unmade[v] = true
+		}
 		for _, host := range volumeHosts(v) {
 			x.hosts[host] = true
 			if v == now {

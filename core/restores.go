@@ -355,12 +355,28 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	var c Change
 	c.write(Update, update)
 	c.write(Expect, from)
+	if v := p.Volumes[from.Volume.GetGuest()]; v != nil && v.Meta.Uid == from.Volume.GuestUid {
+		now := proto.CloneOf(v)
+		if now.LeftBehind = leftBehind(p.Objects, v, lastSnapshotBefore(p.Objects, v, from)); !proto.Equal(now, v) {
+			if p.changed(v) {
+				return
+			}
+			c.write(Update, now)
+		}
+	}
 	for _, g := range p.index.guestsOf(cluster.Meta.Name) {
 		delete(p.avoid, g.Meta.Uid)
 	}
 	p.rewind(&c, cluster, from)
 	c.event(v1.Severity_SEVERITY_INFO, "cluster", cluster.Meta.Name, "goes on from checkpoint %s of %s", from.Meta.Name, from.Taken.AsTime().Format("2006-01-02 15:04:05 MST"))
 	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// volumeIsBack reports whether the volume of a cluster was put back in the cluster's restore.
+func (p *pass) volumeIsBack(cluster *v1.Cluster) bool {
+	v := p.Volumes[cluster.Spec.GetVolume()]
+	report, _, connected := p.Observed(v.GetHost())
+	return v != nil && connected && volumeOn(report, v.Meta.Uid).GetRestored() == cluster.Restore.Id
 }
 
 // rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again. Those that were cancelled
@@ -409,6 +425,9 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 	}
 	var c Change
 	update := proto.CloneOf(cluster)
+	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c.GetMeta().GetUid() == cluster.Restore.CheckpointUid && p.volumeIsBack(cluster) {
+		update.LeftBehind = leftBehind(p.Objects, cluster, c) // the home is as it was then
+	}
 	var older *v1.Checkpoint
 	if from != nil {
 		older = latestCheckpoint(p.Objects, cluster, from)

@@ -142,7 +142,11 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.Host == "" && !p.complete(): // an expected host may have it: an older copy of the store was put back
 	case v.Host == "":
 		if update.Host = p.hostWith(v); update.Host == "" {
-			update.Host, update.Message = p.volumeHost(v, false)
+			if has := p.diskElsewhere(v); has != nil { // but does not serve it without orders
+				update.Host = has.Meta.Name
+			} else {
+				update.Host, update.Message = p.volumeHost(v, false)
+			}
 		}
 		if host := p.Hosts[update.Host]; host != nil {
 			c.write(Expect, host)
@@ -499,7 +503,7 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		}
 		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil,
 			// If an older copy of the store was put back, the volume may have moved since it was made here.
-			Make:  v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0 && p.diskElsewhere(v) == nil,
+			Make:  unmade(v) && p.complete() && p.diskElsewhere(v) == nil,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if p.Seal != nil {
 			w.Facts.Seal = p.Seal(host, w.Uid, w.Facts)
@@ -527,6 +531,11 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	list = p.dropCopies(host, append(list, p.staleVolumes(host)...))
 	slices.SortFunc(list, func(a, b *v1.VolumeWanted) int { return cmp.Compare(a.Uid, b.Uid) })
 	return list
+}
+
+// unmade reports whether no host has served a disk of a volume yet, so far as the store knows.
+func unmade(v *v1.Volume) bool {
+	return v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0
 }
 
 // diskElsewhere returns a host that has a disk of a volume, and is not the volume's host; nil: none has one. If the volume's record

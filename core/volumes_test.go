@@ -115,6 +115,41 @@ func TestNoEmptyDiskIsMadeOfAVolumeThatAnotherHostHas(t *testing.T) {
 	}
 }
 
+// The store does not know which host has made the volume. That host has its disk, but does not serve it without orders.
+func TestAVolumeWhoseHostIsNotKnownIsWhereItsDiskIs(t *testing.T) {
+	h := volumes(t, 0)
+	v := h.created("data", 1<<30)
+	h.volumes["b1"] = []*v1.VolumeObserved{{Uid: v.Meta.Uid, Facts: &v1.VolumeFacts{Name: "data", Owner: v.Meta.Owner, SizeBytes: v.SizeBytes}}}
+	v = proto.CloneOf(h.objects.Volumes["data"])
+	v.Host = ""
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+	h.pass(time.Second)
+	if now := h.objects.Volumes["data"]; now.Host != "b1" {
+		t.Errorf("the volume is %v", now)
+	}
+}
+
+// When a cluster goes back, the snapshots of its volume that were taken since are left behind.
+func TestTheRestoreOfAClusterLeavesSnapshotsBehind(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	v, c := h.objects.Volumes["data"], h.objects.Checkpoints["md-c1"]
+	for n, after := range map[int]time.Duration{1: -time.Hour, 2: -time.Minute, 3: time.Minute} {
+		h.objects.Checkpoints[fmt.Sprint("data-s", n)] = &v1.Checkpoint{Meta: &v1.Meta{Name: fmt.Sprint("data-s", n), Uid: fmt.Sprint("uid-s", n)}, Volume: &v1.CheckpointMember{Guest: "data", GuestUid: v.Meta.Uid},
+			State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Taken: timestamppb.New(c.Taken.AsTime().Add(after))}
+	}
+	if last := lastSnapshotBefore(h.objects, v, c); last.Meta.Name != "data-s2" {
+		t.Errorf("the last one before is %v", last)
+	}
+	if left := leftBehind(h.objects, v, lastSnapshotBefore(h.objects, v, c)); len(left) != 1 || left[0].After != 2 || left[0].Upto != 3 {
+		t.Errorf("left behind are %v", left)
+	}
+	c.Taken = timestamppb.New(c.Taken.AsTime().Add(-2 * time.Hour))
+	if left := leftBehind(h.objects, v, lastSnapshotBefore(h.objects, v, c)); len(left) != 1 || left[0].After != 0 || left[0].Upto != 3 {
+		t.Errorf("left behind are %v", left)
+	}
+}
+
 // A volume's record lasts until the hosts that are connected have deleted its earlier disks, too.
 func TestADeletedVolumeDoesNotComeBackFromAnEarlierDisk(t *testing.T) {
 	h := volumes(t, 0)

@@ -274,7 +274,7 @@ func (s *Sim) checkDiscard(h *host, uid string, d *disk) {
 // claimedByItsHost tells whether the host to which a volume was given claims to have it. Managers believe that host.
 func (s *Sim) claimedByItsHost(uid string) bool {
 	for _, v := range s.store.objects.Volumes {
-		if h := s.hosts[v.Host]; v.Meta.Uid == uid && h != nil && h.claims[uid] != nil {
+		if h := s.hosts[v.Host]; v.Meta.Uid == uid && h != nil && h.claims[uid] != nil && h.disks[uid] == nil {
 			return true
 		}
 	}

@@ -109,6 +109,9 @@ func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 		if migrating(state, reason) && receives(domain) {
 			return ErrIncoming
 		}
+		if ctx.Err() != nil { // see onDomain
+			return ctx.Err()
+		}
 		return domain.Resume()
 	})
 	if err != nil {

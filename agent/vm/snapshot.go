@@ -63,6 +63,9 @@ func (l *Libvirt) Stop(ctx context.Context, uid string) error {
 		if state, _, err := domain.GetState(); err != nil || state == libvirt.DOMAIN_PAUSED {
 			return err
 		}
+		if ctx.Err() != nil { // see onDomain
+			return ctx.Err()
+		}
 		return domain.Suspend()
 	})
 	if err != nil {

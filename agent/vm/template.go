@@ -20,7 +20,9 @@ import (
 // all. After an error the domain may still exist, and the caller must end it.
 func (l *Libvirt) SaveTemplate(ctx context.Context, uid, path string) error {
 	part := path + ".part"
-	err := l.callAlone(ctx, saveTime, onDomain(ctx, uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
+	ctx, cancel := context.WithTimeout(ctx, saveTime)
+	defer cancel()
+	err := l.callAlone(ctx, 0, onDomain(ctx, uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
 	if err == nil {
 		err = putInPlace(part, path)
 	}
