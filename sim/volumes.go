@@ -53,6 +53,10 @@ func (h *host) workOnVolumes() {
 		switch {
 		case d != nil && d.working:
 		case w.Discard && d == nil:
+			if h.failing[uid] { // it could not be made
+				delete(h.failing, uid)
+				h.report()
+			}
 		case w.Discard:
 			h.onVolume(uid, d, func() {
 				h.sim.checkDiscard(h, uid, d)
