@@ -35,7 +35,9 @@ func Dial(ctx context.Context, managerURL string, config *tls.Config, handler ht
 	config.NextProtos = []string{Protocol}
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	secure := &tls.Dialer{NetDialer: dialer.New(), Config: config}
+	plain := dialer.New()
+	plain.KeepAlive = 5 * time.Second
+	secure := &tls.Dialer{NetDialer: plain, Config: config}
 	conn, err := secure.DialContext(dialCtx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("dial the manager at %s: %w", address, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +15,7 @@ const repetitions = 1
 
 // New returns a dialer whose attempts end soon if an address does not answer. The dialer sets no limit to looking up a name.
 func New() *net.Dialer {
-	return &net.Dialer{KeepAlive: 5 * time.Second, ControlContext: func(_ context.Context, _, _ string, c syscall.RawConn) (err error) {
+	return &net.Dialer{ControlContext: func(_ context.Context, _, _ string, c syscall.RawConn) (err error) {
 		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, repetitions) }); failed != nil {
 			return failed
 		}
