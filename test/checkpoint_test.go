@@ -20,6 +20,7 @@ type savedCluster struct {
 	Message      string
 	StoodMs      uint32
 	Verification struct{ State, Guest, Host string }
+	Volume       *struct{ File struct{ Hosts []string } } // nil: the cluster has none
 	Members      []struct {
 		Guest, GuestUID string
 		File            struct {
@@ -111,7 +112,7 @@ func copied(t *testing.T, name string) (now savedCluster) {
 				return false, m.Guest
 			}
 		}
-		return true, ""
+		return now.Volume == nil || len(now.Volume.File.Hosts) >= 2, "the volume"
 	})
 	return now
 }

@@ -13,6 +13,18 @@ import (
 	"time"
 )
 
+// volume is what a test reads of a volume.
+type volume struct {
+	Meta                 struct{ Name, UID string }
+	Host, State, Message string
+	Move                 struct{ State, Message, CopiedBytes, TotalBytes string }
+}
+
+func volumeNamed(t *testing.T, name string) volume {
+	t.Helper()
+	return decoded[volume](t, "volume", "show", name)
+}
+
 // A cluster's files outlive it. Its guest uses the volume from another host than the volume's, while the guest moves, and
 // while both agents and the volume's daemon are killed. A snapshot restores the earlier files, on another host.
 func TestFilesOutliveTheirCluster(t *testing.T) {
@@ -66,7 +78,7 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	must(t, "cluster", "delete", "archive", "--wait")
 	gone = true
 	must(t, "volume", "restore", "data-s1", "--host", "b2")
-	if host := decoded[struct{ Host string }](t, "volume", "show", "data").Host; host != "b2" {
+	if host := volumeNamed(t, "data").Host; host != "b2" {
 		t.Errorf("the volume is on host %s", host)
 	}
 	must(t, create...)
@@ -173,13 +185,13 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	}
 	stopped := time.Now()
 	until(t, 3*time.Minute, "the volume is ready on another host", func() (bool, string) {
-		now := decoded[struct{ Host, State, Message string }](t, "volume", "show", "away")
+		now := volumeNamed(t, "away")
 		return now.Host != "b2" && strings.HasSuffix(now.State, "_READY"), now.Host + " " + now.Message
 	})
 	settled(t, "away", 2)
 	t.Logf("the cluster ran again %.0f s after the volume's host was lost", time.Since(stopped).Seconds())
 	must(t, "volume", "restore", "twice")
-	if host := decoded[struct{ Host string }](t, "volume", "show", "twice").Host; host == "b2" || host == "" {
+	if host := volumeNamed(t, "twice").Host; host == "b2" || host == "" {
 		t.Errorf("the replicated volume is on host %q", host)
 	}
 	newCluster(t, "twice", 1, "--site", "a", "--volume", "twice")
@@ -206,11 +218,6 @@ func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
 	newCluster(t, "trek", 2, "--site", "a", "--volume", "trek")
 	must(t, "guest", "exec", "-u", "watari", "trek-0", "--", "sh", "-c", "cd; dd if=/dev/urandom of=big bs=1M count=160 conv=fsync 2>/dev/null; sha256sum big >sums")
 	counting(t, "trek")
-	type volume struct {
-		Host, State string
-		Move        struct{ State, Message, CopiedBytes, TotalBytes string }
-	}
-	show := func() volume { return decoded[volume](t, "volume", "show", "trek") }
 	whole := func() {
 		t.Helper()
 		n := counted(t, "trek")
@@ -229,14 +236,14 @@ func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
 	moved := func(to string) {
 		t.Helper()
 		until(t, 3*time.Minute, "the volume has moved to "+to, func() (bool, string) {
-			now := show()
+			now := volumeNamed(t, "trek")
 			return now.Host == to && strings.HasSuffix(now.Move.State, "_DONE"), fmt.Sprint(now)
 		})
 	}
 	begun := func() {
 		t.Helper()
 		until(t, time.Minute, "some of it is copied", func() (bool, string) {
-			now := show()
+			now := volumeNamed(t, "trek")
 			return now.Move.CopiedBytes != "" && now.Move.CopiedBytes != "0", fmt.Sprint(now)
 		})
 	}
@@ -245,7 +252,7 @@ func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
 	must(t, "volume", "move", "trek", "--host", "a2", "--detach")
 	begun()
 	must(t, "volume", "move", "trek", "--cancel")
-	if now := show(); now.Host != "b1" || !strings.HasSuffix(now.Move.State, "_CANCELLED") {
+	if now := volumeNamed(t, "trek"); now.Host != "b1" || !strings.HasSuffix(now.Move.State, "_CANCELLED") {
 		t.Errorf("a cancelled move has ended as %v", now)
 	}
 	noDisk("a2")
@@ -275,7 +282,7 @@ func TestAVolumeMovesWhileAProgramWrites(t *testing.T) {
 	t.Cleanup(func() { must(t, "host", "drain", "b1", "--undo") })
 	must(t, "host", "drain", "b1")
 	until(t, time.Minute, "the volume has left the drained host", func() (bool, string) {
-		now := show()
+		now := volumeNamed(t, "trek")
 		return now.Host != "b1" && strings.HasSuffix(now.Move.State, "_DONE"), fmt.Sprint(now)
 	})
 	whole()
