@@ -88,7 +88,7 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 		t.Errorf("logged in: %s", out)
 	}
 	// A host without a limit is in a group of its own while its owner is present.
-	shared := len(groups.roots) > 1 // the others share the lab's
+	shared := len(groups.roots) > 1 // the others share one
 	if groups.alone(o.Name, "a2") == shared {
 		t.Errorf("before the owner comes, the host is alone: %v", !shared)
 	}

@@ -105,12 +105,12 @@ func findHierarchies(root string) hierarchies {
 }
 
 // groups returns the paths of the control groups of a host's processes, one below each root. If limiting and counting use
-// different hierarchies, a host that is not alone shares the lab's group for limiting: a kernel may let a group wait for
+// different hierarchies, hosts that are not alone share a group for limiting, those of all labs: a kernel may let a group wait for
 // seconds while others run (docs/results/README.md), and programs on several hosts wait for each other.
 func (h hierarchies) groups(lab, host string, alone bool) []string {
 	paths := slices.Repeat([]string{groupPath(lab, host)}, len(h.roots))
 	if len(paths) > 1 && !alone {
-		paths[0] = groupPath(lab, "")
+		paths[0] = cgroupFolder
 	}
 	return paths
 }
@@ -232,7 +232,9 @@ func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err e
 		if _, missing := os.Stat(dir); missing == nil {
 			err = errors.Join(err, removeGroup(ctx, dir, ""))
 		}
-		_ = os.Remove(filepath.Dir(dir)) // if this was the last lab
+	}
+	for _, root := range h.roots {
+		_ = os.Remove(filepath.Join(root, cgroupFolder)) // if this was the last lab
 	}
 	return removed, err
 }

@@ -48,7 +48,7 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 	}{
 		"version 1": {first, 0.7, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "14000", "cpu/watari-lab/l/a1/cpu.cfs_period_us": "20000",
 			"cpu/watari-lab/l/a1/cgroup.procs": "42", "cpuacct/watari-lab/l/a1/cgroup.procs": "42"}},
-		"version 1, no limit": {first, 0, map[string]string{"cpu/watari-lab/l/cpu.cfs_quota_us": "-1", "cpu/watari-lab/l/cgroup.procs": "42",
+		"version 1, no limit": {first, 0, map[string]string{"cpu/watari-lab/cpu.cfs_quota_us": "-1", "cpu/watari-lab/cgroup.procs": "42",
 			"cpuacct/watari-lab/l/a1/cgroup.procs": "42"}},
 		"version 1, one hierarchy, no limit": {map[string]string{"cpu/cgroup.procs": ""}, 0, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "-1",
 			"cpu/watari-lab/l/a1/cgroup.procs": "42"}},
