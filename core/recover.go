@@ -469,8 +469,8 @@ func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
 	}
 	g.Host, g.BootId, g.Platform = "", "", nil
 	if !r.imageKnown(g.ImageDigest) {
-		row.Reason += "; its image is not known and must be imported again first"
-		g.Failure = fmt.Sprintf("its image %s is not known; import the image again, then: watari guest start %s", g.ImageDigest, g.Meta.Name)
+		row.Reason += "; its image is not known and must be built again first"
+		g.Failure = fmt.Sprintf("its image %s is not known; build the image again, then: watari guest start %s", g.ImageDigest, g.Meta.Name)
 	}
 }
 

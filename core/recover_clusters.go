@@ -173,7 +173,7 @@ func (r *recovery) makeAgain(f *v1.GuestFacts) {
 	c := f.Cluster
 	row := &v1.ClusterRecovery{Cluster: c.Name, Uid: c.Uid, Owner: c.Owner, Guests: c.Spec.Guests}
 	if !r.imageKnown(f.ImageDigest) {
-		row.Notes = append(row.Notes, fmt.Sprintf("image %s (%s) is not known; its guests run on, and can be started again only when it was imported again",
+		row.Notes = append(row.Notes, fmt.Sprintf("image %s (%s) is not known; its guests run on, and can be started again only when it was built again",
 			c.Spec.Image, f.ImageDigest))
 	}
 	switch owner := r.objects.Users[c.Owner]; {

@@ -310,7 +310,7 @@ func TestWhatARecoveredClusterLacksIsSaid(t *testing.T) {
 		t.Error(g)
 	}
 	for _, name := range []string{"lu-1", "md-0"} { // they cannot be started without their image
-		if g := planRow(t, p, name, restartAct); !strings.Contains(g.Object.Failure, "import the image") || !strings.Contains(g.Reason, "imported again") {
+		if g := planRow(t, p, name, restartAct); !strings.Contains(g.Object.Failure, "build the image") || !strings.Contains(g.Reason, "built again") {
 			t.Error(g)
 		}
 	}

@@ -18,9 +18,9 @@ func (v *verbs) owner() *cobra.Command {
 	return &cobra.Command{
 		Use:   "owner HOST " + strings.Join(words, "|"),
 		Short: "Play the owner of a host, who uses it or goes away",
-		Long: `Play the owner of a host. busy: a process outside Watari, of the user nobody, keeps a CPU busy. types: somebody
-is logged in on a terminal and types every second. Both are possible at the same time. away ends them. A crash of the
-host ends them, too.`,
+		Long: `Play the owner of a host. busy: a process outside Watari, of the user owner, keeps a CPU busy. types: somebody is
+logged in on a terminal and types every second. Both are possible at the same time. away ends them. A crash of the host
+ends them, too.`,
 		Example: "  watari lab owner a1 busy\n  watari lab owner a1 away",
 		Args:    cli.Args("HOST", strings.Join(words, "|")),
 		ValidArgsFunction: func(command *cobra.Command, args []string, start string) ([]string, cobra.ShellCompDirective) {

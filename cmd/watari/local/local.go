@@ -63,7 +63,8 @@ type options struct {
 
 // ofManager returns the manager's options.
 func (o options) ofManager() options {
-	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Secret: o.Secret, Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
+	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Secret: o.Secret, AuditSyslog: o.AuditSyslog,
+		Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
 }
 
 // ofAgent returns the agent's options.
