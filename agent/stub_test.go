@@ -522,7 +522,11 @@ func (s stubTunnels) Expect(e Expected) func() {
 	}
 }
 
-func (s stubTunnels) Drop(string) {}
+func (s stubTunnels) Drop(migration string) {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	s.o.say("drop " + migration)
+}
 
 func (s stubTunnels) Active(migration string) bool {
 	s.o.mu.Lock()

@@ -255,6 +255,20 @@ func TestAReceivedGuestRunsOnlyUnderTheGrant(t *testing.T) {
 	}
 }
 
+// A source may keep its connections open after the guest has arrived. They are closed before the guest runs.
+func TestASourceHasNoConnectionToAGuestThatRuns(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	receive(o)
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if drop, resume := slices.Index(o.log, "drop m"), slices.Index(o.log, "resume "+uid); drop < 0 || drop > resume {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
 func TestAGuestThatMovedIsReadyUnlessItsAgentStaysSilent(t *testing.T) {
 	o := newOutside(t)
 	o.start()

@@ -300,6 +300,8 @@ func (a *Admission) cannotMove(v *v1.Volume, to string) string {
 		return "that host is out of reach"
 	case h.Meta.Deleting != nil || h.Draining:
 		return "that host is being drained or removed"
+	case emptied(h) != "":
+		return "that host is being " + emptied(h)
 	case !report.GetKeepsVolumes():
 		return "that host keeps no volumes"
 	case !report.GetMovesVolumes():

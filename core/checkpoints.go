@@ -718,8 +718,9 @@ func (p *pass) seeNoRoom() {
 	}
 }
 
-// copyTarget chooses the host that keeps another copy of a member's file, preferably one of another site. The choice stays
-// the same as long as the hosts do (rendezvous hashing), and spreads guests' files over the hosts. Empty: there is none.
+// copyTarget chooses the host that keeps another copy of a member's file: preferably one of another site, and then one whose
+// owner does not use it. The choice stays the same as long as the hosts do (rendezvous hashing), and spreads guests' files over
+// the hosts. Empty: there is none.
 func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string) {
 	var score uint64
 	sites := map[string]bool{}
@@ -729,16 +730,19 @@ func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string
 	for _, name := range sortedKeys(p.Hosts) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
-		if !connected || h.Draining || h.Meta.Deleting != nil || !report.GetSharing() || slices.Contains(m.File.GetHosts(), name) {
+		if !connected || emptied(h) != "" || h.Meta.Deleting != nil || !report.GetSharing() || slices.Contains(m.File.GetHosts(), name) {
 			continue
 		}
 		if _, full := p.noRoom[copyKey(name, c.Meta.Uid, m.GuestUid)]; full {
 			continue
 		}
 		sum := sha256.Sum256([]byte(m.GuestUid + "/" + name))
-		now := binary.BigEndian.Uint64(sum[:]) >> 1
+		now := binary.BigEndian.Uint64(sum[:]) >> 2
 		if !sites[h.GetInfo().GetSite()] {
 			now |= 1 << 63
+		}
+		if len(h.Withdrawn) == 0 {
+			now |= 1 << 62
 		}
 		if best == "" || now > score {
 			best, score = name, now

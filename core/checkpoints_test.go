@@ -12,6 +12,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core/lifecycle"
+	"watari/policy"
 )
 
 // saved adds a whole checkpoint of the household's cluster, with its files on a1.
@@ -357,5 +358,25 @@ func TestAHostWithoutRoomKeepsNoCopy(t *testing.T) {
 	h.pass(noRoomFor)
 	if got := asked(); !slices.Equal(got, []string{"b1"}) {
 		t.Errorf("after a while asked are: %v", got)
+	}
+}
+
+// Copies go to another site, and there not to a host whose owner is back, or that is maintained, if there is another one.
+func TestCopiesGoWhereTheyDisturbNobody(t *testing.T) {
+	for _, withdrawn := range []string{policy.HarvestName, policy.MaintenanceName} {
+		for _, kept := range []string{"b1", "b2"} {
+			h := newHousehold(t, withdrawn+": {}", 1)
+			h.objects.Hosts["b2"] = &v1.Host{Meta: &v1.Meta{Name: "b2", Uid: "uid-b2"}, Info: proto.CloneOf(h.objects.Hosts["b1"].Info)}
+			h.idle["b2"], h.sharing = 1e6, true
+			h.saved("md-c1", time.Hour)
+			other := map[string]string{"b1": "b2", "b2": "b1"}[kept]
+			h.change(other, func(v *v1.Host) { v.Withdrawn = []*v1.Withdrawal{{Policy: withdrawn, Since: timestamppb.New(h.now)}} })
+			m := h.objects.Checkpoints["md-c1"].Members[0]
+			m.File.Hosts = []string{"a1"}
+			p := &pass{Core: h.core, World: &World{Objects: h.objects, Reports: h.reports(), Now: h.now}}
+			if got := p.copyTarget(h.objects.Checkpoints["md-c1"], m); got != kept {
+				t.Errorf("%s: %s is withdrawn, and the copy goes to %s", withdrawn, other, got)
+			}
+		}
 	}
 }

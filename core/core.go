@@ -140,6 +140,7 @@ type Core struct {
 	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
 	// described are the hosts whose description was changed just now.
 	described map[string]described
+	told      map[string]eventsLeft // by host
 }
 
 // stateSince is the state of a move or a checkpoint, and when Core first saw it in this state.
@@ -161,7 +162,7 @@ type avoided struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string]avoided{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, told: map[string]eventsLeft{}, probes: map[string][]*v1.Probe{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -169,7 +170,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
+	fresh.memory, fresh.due, fresh.described, fresh.told = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described), maps.Clone(c.told)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
 	fresh.noRoom = maps.Clone(c.noRoom)
 	fresh.probes = maps.Clone(c.probes)

@@ -3,6 +3,7 @@ package core
 // hosts.go - stores the hosts' information from their agents' reports.
 
 import (
+	"maps"
 	"time"
 
 	"github.com/dustin/go-humanize/english"
@@ -20,6 +21,40 @@ type described struct {
 	at    time.Time
 	boot  bool // the host has rebooted
 	again bool // another change waits
+}
+
+// A host's descriptions of itself may cause so many events at once, and then one each hostEventEvery. Otherwise a host that
+// keeps changing its boot id or its key would replace the whole history, which has a fixed number of events.
+const (
+	hostEvents     = 20
+	hostEventEvery = 10 * time.Minute
+)
+
+// eventsLeft is how many events a host's descriptions may still cause.
+type eventsLeft struct {
+	n     int
+	since time.Time // when one was last added
+}
+
+// tells adds an event to a change that a host's description has caused, if there may be one.
+func (p *pass) tells(c *Change, host, text string, args ...any) {
+	left, is := p.told[host]
+	if !is {
+		left = eventsLeft{hostEvents, p.Now}
+	}
+	passed := p.Now.Sub(left.since)
+	if more := int(passed / hostEventEvery); more > 0 || passed < 0 { // less than 0: the clock was set back
+		left = eventsLeft{min(left.n+max(more, 0), hostEvents), p.Now}
+	}
+	if left.n == 0 {
+		return
+	}
+	left.n--
+	p.told[host] = left
+	if left.n == 0 {
+		text += "; further such events of the host are not recorded for a while"
+	}
+	c.event(v1.Severity_SEVERITY_WARNING, "host", host, text, args...)
 }
 
 // mayDescribe tells whether a host's stored information may change now. A rebooted host does not wait for the pause after
@@ -46,6 +81,9 @@ func (p *pass) hosts() {
 			delete(p.described, name)
 		}
 	}
+	maps.DeleteFunc(p.told, func(host string, left eventsLeft) bool {
+		return p.Hosts[host] == nil || p.Now.Sub(left.since) > hostEvents*hostEventEvery
+	})
 	for _, name := range p.index.hostNames() {
 		p.index.left[name] = true
 	}
@@ -73,10 +111,10 @@ func (p *pass) hosts() {
 		case h.Info == nil:
 			c.event(v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %s, %s", info.Site, english.Plural(int(info.Cores), "core", ""), info.GetAcceleration().GetReason())
 		case h.Info.BootId != info.BootId:
-			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "has rebooted; its earlier guests have ended")
+			p.tells(&c, name, "has rebooted; its earlier guests have ended")
 		}
 		if owner != "" && (h.Info == nil || h.Info.WireguardPublicKey != "") {
-			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
+			p.tells(&c, name, "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
 		}
 		p.propose("host/"+name, c)
 	}

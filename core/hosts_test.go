@@ -67,6 +67,39 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 	}
 }
 
+// A host that changes its boot id all the time does not replace the history.
+func TestAHostThatRebootsAllTheTimeCausesFewEvents(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	c := New(Config{Term: 1, Began: now.Add(-time.Hour)})
+	o := NoObjects()
+	o.Hosts["a1"] = &v1.Host{Meta: &v1.Meta{Name: "a1", Uid: "a1-uid"}}
+	var texts []string
+	reboot := func(times int, every time.Duration) (events int) {
+		texts = nil
+		for range times {
+			now = now.Add(every)
+			info := &v1.HostInfo{BootId: now.String(), Site: "a", Cores: 2, MemoryBytes: 1 << 30}
+			for _, change := range c.Decide(World{Objects: o, Now: now, Reports: Captured{"a1": {Report: &v1.HostObserved{Info: info}, Since: now, Connected: true}}}).Changes {
+				o = o.Apply(change)
+				for _, e := range change.Events {
+					texts = append(texts, e.Message)
+				}
+			}
+		}
+		if o.Hosts["a1"].Info.BootId != now.String() {
+			t.Errorf("after %d reboots the host's stored boot id is %s", times, o.Hosts["a1"].Info.BootId)
+		}
+		return len(texts)
+	}
+	reboot(1, 0) // it joins
+	if n := reboot(1800, 2*time.Second); n != hostEvents+5 || !strings.Contains(texts[hostEvents-1], "not recorded for a while") {
+		t.Errorf("1800 reboots within an hour cause %d events: %q", n, texts)
+	}
+	if n := reboot(24, time.Hour); n != 24 {
+		t.Errorf("24 reboots within a day cause %d events", n)
+	}
+}
+
 // A host's key is public. Whoever reports another's draws nothing to itself.
 func TestAHostDoesNotTakeAnothersKey(t *testing.T) {
 	r := newRelayTest(t, "a1", "b1", "b2", "z1")

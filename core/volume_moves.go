@@ -15,6 +15,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/checkpoint"
+	"watari/policy"
 )
 
 // retryVolumeMove is the pause before a volume on a host that is drained is moved again after a move of it has failed.
@@ -178,8 +179,8 @@ func (p *pass) volumeMoveEnds(v *v1.Volume, seen *v1.VolumeObserved, made *v1.Vo
 		why = fmt.Sprintf("host %s was removed", v.Host)
 	case target == nil || target.Meta.Deleting != nil || seen.GetGivenUp().GetMove() == m.Id: // the last to another host of this name
 		why = fmt.Sprintf("host %s was removed", m.Target)
-	case target.Draining:
-		why = fmt.Sprintf("host %s is being drained", m.Target)
+	case emptied(target) != "":
+		why = fmt.Sprintf("host %s is being %s", m.Target, emptied(target))
 	case cutOff(target) != nil:
 		why = fmt.Sprintf("host %s is cut off", m.Target)
 	case old != nil:
@@ -250,14 +251,46 @@ func (p *pass) takeVolumeBack(v, update *v1.Volume) {
 	update.TakeBack = given.Move
 }
 
-// moveVolumeAway begins to move a volume from a host that is drained. If it cannot, the volume's message says why it stays.
+// emptied says why volumes leave a host: it is "drained" or "maintained", so it may be switched off. Empty: they may stay.
+// They stay if the owner comes back: they need little of the host, and copying them would need more.
+func emptied(h *v1.Host) string {
+	switch {
+	case h.GetDraining():
+		return "drained"
+	case policy.Withdrawn(h, policy.MaintenanceName) != nil:
+		return "maintained"
+	}
+	return ""
+}
+
+// mustLeave is emptied for a volume that is on the host: maintenance moves no volume of a guest that it must not move.
+func (p *pass) mustLeave(v *v1.Volume, h *v1.Host) (why string) {
+	if why = emptied(h); why != "maintained" {
+		return why
+	}
+	bounds := p.boundsOf(policy.MaintenanceName)
+	if bounds == nil {
+		return ""
+	}
+	for g := range p.index.ofCluster[v.Cluster] {
+		if volumeOf(p.Objects, g) == v {
+			if stays, _ := mustStay(p.Core.policies.policy, policy.MaintenanceName, bounds, g, nil, p.Now); stays != "" {
+				return ""
+			}
+		}
+	}
+	return why
+}
+
+// moveVolumeAway begins to move a volume from a host that is to be empty. If it cannot, the volume's message says why it stays.
 func (p *pass) moveVolumeAway(c *Change, v, update *v1.Volume) {
 	host := p.Hosts[v.Host]
 	report, _, connected := p.Observed(v.Host)
 	if v.State != v1.VolumeState_VOLUME_STATE_READY || v.Meta.Deleting != nil || volumeMoves(v) || p.volumeRestoredFrom(v) != nil {
 		return
 	}
-	if !host.GetDraining() || host.Meta.Deleting != nil {
+	leave := p.mustLeave(v, host)
+	if leave == "" || host.Meta.Deleting != nil {
 		update.Message = ""
 		return
 	}
@@ -276,11 +309,11 @@ func (p *pass) moveVolumeAway(c *Change, v, update *v1.Volume) {
 		if m := v.Move; m.GetState() == v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED && m.Source == v.Host {
 			why += "; its last move failed: " + m.Message
 		}
-		update.Message = "stays on host " + v.Host + ", which is drained: " + why
+		update.Message = "stays on host " + v.Host + ", which is " + leave + ": " + why
 		return
 	}
 	update.Message = ""
-	update.Move = newVolumeMove(v, target, "host "+v.Host+" is being drained", p.Now)
+	update.Move = newVolumeMove(v, target, "host "+v.Host+" is being "+leave, p.Now)
 	c.write(Expect, host)
 	c.write(Expect, p.Hosts[target])
 	c.event(v1.Severity_SEVERITY_INFO, "volume", v.Meta.Name, "moves from host %s to host %s: %s", v.Host, target, update.Move.Reason)

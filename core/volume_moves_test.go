@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/policy"
 )
 
 const (
@@ -312,6 +314,54 @@ func TestAVolumeLeavesAHostThatIsDrained(t *testing.T) {
 	if m := h.data().Move; m.GetState() != copying || m.Target == "a2" || m.Reason != "host a2 is being drained" {
 		t.Errorf("its move is %v", m)
 	}
+}
+
+// A host that is maintained may be switched off, and so may not have volumes. A host whose owner is back keeps them.
+func TestAVolumeLeavesAHostThatIsMaintained(t *testing.T) {
+	for _, c := range []struct {
+		policy, withdrawn string
+		leaves            bool
+	}{
+		{"maintenance: {}", policy.MaintenanceName, true},
+		{"maintenance: {exempt: {clusters: [md]}}", policy.MaintenanceName, false},
+		{"maintenance: {exempt: {clusters: [other]}}", policy.MaintenanceName, true},
+		{"harvest: {}", policy.HarvestName, false},
+	} {
+		t.Run(c.policy, func(t *testing.T) {
+			h := inUse(t)
+			h.objects.Policies["v1"] = NewPolicy(1, c.policy, "", "admin")
+			h.policy, _ = policy.Parse(c.policy)
+			h.change("a2", func(a2 *v1.Host) {
+				a2.Withdrawn = []*v1.Withdrawal{{Policy: c.withdrawn, Since: timestamppb.New(h.now)}}
+			})
+			h.pass(0)
+			m := h.data().Move
+			if (m != nil) != c.leaves || m != nil && (m.Target == "a2" || m.Reason != "host a2 is being maintained") {
+				t.Errorf("its move is %v, and it says %q", m, h.data().Message)
+			}
+		})
+	}
+}
+
+// No volume is made on, or moved to, a host that is maintained.
+func TestAHostThatIsMaintainedGetsNoVolume(t *testing.T) {
+	h := inUse(t)
+	maintained := func(host string) {
+		h.change(host, func(v *v1.Host) {
+			v.Withdrawn = []*v1.Withdrawal{{Policy: policy.MaintenanceName, Since: timestamppb.New(h.now)}}
+		})
+	}
+	maintained("b1")
+	a := h.admission()
+	a.Caller = Caller{Name: "ann"}
+	if _, err := a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"}); err == nil || !strings.Contains(err.Error(), "being maintained") {
+		t.Errorf("a move there: %v", err)
+	}
+	h = inMove(t, true)
+	h.objects.Policies["v1"] = NewPolicy(1, "maintenance: {}", "", "admin")
+	maintained("b1")
+	h.pass(0)
+	h.expectMove(moveFailed, "a2", "host b1 is being maintained")
 }
 
 // expectLeft fails the test unless a2, which is drained, still has volume data, or has no volume if message is empty.

@@ -375,7 +375,7 @@ func (p *pass) volumeHost(v *v1.Volume, moves bool) (host, why string) {
 	for _, name := range sortedKeys(p.Hosts) {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
-		if !connected || h.Info == nil || h.Draining || h.Meta.Deleting != nil || !report.GetKeepsVolumes() {
+		if !connected || h.Info == nil || emptied(h) != "" || h.Meta.Deleting != nil || !report.GetKeepsVolumes() {
 			continue
 		}
 		if moves && (!report.GetMovesVolumes() || volumeOn(report, v.Meta.Uid) != nil) {

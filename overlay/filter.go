@@ -137,8 +137,8 @@ func (o *Overlay) installFilter(ctx context.Context) error {
 // it again.
 func (o *Overlay) noteFilter() { o.filterSum, _ = sumOfFilter() }
 
-// sumOfFilter returns a hash of the table's rules and of its sets' elements. It leaves out the elements that the kernel
-// itself adds to count guests' packets. It asks the kernel directly, which takes a few milliseconds.
+// sumOfFilter returns a hash of the table: its flags, its chains and their rules, and its sets' elements. It leaves out the
+// elements that the kernel itself adds to count guests' packets. It asks the kernel directly, which takes a few milliseconds.
 func sumOfFilter() (sum [sha256.Size]byte, err error) {
 	defer func() {
 		if err != nil {
@@ -152,6 +152,15 @@ func sumOfFilter() (sum [sha256.Size]byte, err error) {
 	defer connection.CloseLasting()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "watari"}
 	hash := sha256.New()
+	tables, err := connection.ListTablesOfFamily(table.Family)
+	if err != nil {
+		return sum, err
+	}
+	for _, t := range tables {
+		if isOwn(t) {
+			fmt.Fprintf(hash, "table: flags %x\n", t.Flags) // a dormant table decides nothing
+		}
+	}
 	chains, err := connection.ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return sum, err
@@ -164,7 +173,7 @@ func sumOfFilter() (sum [sha256.Size]byte, err error) {
 		if err != nil {
 			return sum, err
 		}
-		fmt.Fprintf(hash, "chain %s: %d rules\n", chain.Name, len(rules))
+		fmt.Fprintf(hash, "chain %s: %s %s %s %s, %d rules\n", chain.Name, chain.Type, known(chain.Hooknum), known(chain.Priority), known(chain.Policy), len(rules))
 		for _, rule := range rules {
 			for _, e := range rule.Exprs {
 				text, err := expr.Marshal(byte(table.Family), e)
@@ -195,6 +204,14 @@ func sumOfFilter() (sum [sha256.Size]byte, err error) {
 		fmt.Fprintf(hash, "set %s: %q\n", set.Name, lines)
 	}
 	return [sha256.Size]byte(hash.Sum(nil)), nil
+}
+
+// known returns the text of a value, if there is one.
+func known[T any](value *T) string {
+	if value == nil {
+		return "none"
+	}
+	return fmt.Sprint(*value)
 }
 
 type rulesetData struct {

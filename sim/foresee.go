@@ -5,8 +5,8 @@ package sim
 import (
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -53,9 +53,9 @@ const maxSteps = 10_000
 // Foresee replays the past under a policy, with the real core and the real agents' machine. Nothing breaks. The second
 // result says what limits the answer.
 func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
-	s := &Sim{engine: engine{now: p.begin(), rng: rand.New(rand.NewPCG(1, 1))}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{policy: p.Policy, goOn: p.Go, traffic: p.Traffic}}
+	s := newSim(1, nil)
+	s.now, s.coolDown = p.begin(), 0
+	s.foresight = &foresight{policy: p.Policy, goOn: p.Go, traffic: p.Traffic}
 	s.install(p)
 	for _, samples := range p.Samples {
 		for _, sample := range samples {
@@ -66,6 +66,9 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	notes = append(notes, "what was measured is replayed with the hosts and guests of now")
 	if p.Policy.Locality != nil {
 		notes = append(notes, "which guests talk to each other is not kept: locality is tested with the traffic of now")
+	}
+	if strings.Contains(p.Policy.Text, "host.users") {
+		notes = append(notes, "who was logged in is not kept: host.users is empty in the test")
 	}
 	for _, name := range s.names {
 		h := s.hosts[name]
@@ -133,6 +136,7 @@ func (s *Sim) install(p Past) {
 	o := *p.Objects
 	o.Term, o.TermID, o.Leader = 0, "", ""
 	o.Migrations, o.Runs, o.Holds, o.Terms = map[string]*v1.Migration{}, map[string]*v1.Run{}, map[string]*v1.Hold{}, map[string]*v1.Term{}
+	o.Checkpoints = map[string]*v1.Checkpoint{} // no host here has their files
 	o.Policies = map[string]*v1.Policy{"v1": core.NewPolicy(1, p.Policy.Text, "", "")}
 	o.Hosts, o.Guests = map[string]*v1.Host{}, maps.Clone(o.Guests)
 	for name, h := range p.Objects.Hosts {
@@ -187,6 +191,15 @@ func (f *foresight) see(s *Sim, before, now *core.Objects) {
 			if policy.Withdrawn(is, w.Policy) == nil {
 				add(&v1.PolicyStep{Policy: w.Policy, Host: name, Message: fmt.Sprintf("host %s takes guests again", name)})
 			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(now.Clusters)) {
+		was, is := before.Clusters[name].GetRestore(), now.Clusters[name].GetRestore()
+		switch {
+		case is.GetPolicy() != "" && is.GetId() != was.GetId():
+			add(&v1.PolicyStep{Policy: is.Policy, Message: fmt.Sprintf("cluster %s is suspended: %s", name, is.Reason)})
+		case is.GetPolicy() != "" && is.Ended != nil && was.GetEnded() == nil:
+			add(&v1.PolicyStep{Policy: is.Policy, Message: fmt.Sprintf("cluster %s goes on", name)})
 		}
 	}
 	for name, m := range now.Migrations {

@@ -79,6 +79,18 @@ func TestForeseeWithoutRoom(t *testing.T) {
 	}
 }
 
+// Where no host has room, a cluster that can be saved is suspended until the owner has left again.
+func TestForeseeASuspension(t *testing.T) {
+	p := pastOf(policy.Default, 5*time.Second)
+	p.Objects.Hosts["a2"].Info.MemoryBytes = 1 << 20
+	p.Objects.Clusters["md"].CheckpointRecipient = "recipient"
+	steps, _ := Foresee(p)
+	got := messages(steps, p.Since)
+	if len(got) != 5 || !strings.Contains(got[2], "cluster md is suspended: the owner of host a1 is back") || !strings.HasSuffix(got[4], "cluster md goes on") {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestForeseeCoarsely(t *testing.T) {
 	p := pastOf(policy.Default, 10*time.Minute)
 	steps, notes := Foresee(p)

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,6 +47,36 @@ func TestACertificateIsHonouredByItsUID(t *testing.T) {
 			if c := who(snap, id); c.kind != "" || !strings.Contains(c.why, why[id.Kind]) {
 				t.Errorf("%+v is honoured: %+v", id, c)
 			}
+		}
+	}
+}
+
+// usersMay are the procedures that each user may call, for the user's own objects.
+const usersMay = `
+	CancelMigration CancelRun ChangeCheckpoint ClusterTraffic CreateCheckpoint CreateCluster CreateConsoleLink CreateImage
+	CreateRun CreateVolume DeleteCheckpoint DeleteCluster DeleteVolume Events Explain GetFile GetStatus GuestConsole
+	GuestExec ListCheckpoints ListClusters ListGuestConsoles ListGuests ListHosts ListImages ListMigrations ListRuns
+	ListSites ListStorage ListUsers ListVolumes Migrate MoveVolume PlanCheckpoints PublishImage PutFile RemoveImage
+	RemoveRun ResizeCluster RestoreCheckpoint RunOutput RunProcesses StartGuest StartRun StopGuest Usage VerifyCheckpoint
+	Watch WhoAmI
+`
+
+// A procedure is either for administrators or in usersMay: a new one is decided about.
+func TestOrdinaryUsersMayNotCallWhatIsForAdministrators(t *testing.T) {
+	forUsers := strings.Fields(usersMay)
+	service := v1.File_watari_v1_control_proto.Services().ByName("ControlService")
+	ann := context.WithValue(t.Context(), callerKey{}, caller{kind: ca.KindUser, name: "ann", uid: "u1"})
+	for i := range service.Methods().Len() {
+		name := string(service.Methods().Get(i).Name())
+		procedure := "/" + string(service.FullName()) + "/" + name
+		if slices.Contains(forUsers, name) == adminOnly[procedure] {
+			t.Errorf("%s: for users %v, for administrators %v", name, slices.Contains(forUsers, name), adminOnly[procedure])
+		}
+		if !adminOnly[procedure] {
+			continue
+		}
+		if err := new(guard).check(ann, procedure); connect.CodeOf(err) != connect.CodePermissionDenied {
+			t.Errorf("user ann calls %s: %v", name, err)
 		}
 	}
 }

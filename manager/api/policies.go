@@ -116,7 +116,7 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		}
 	}
 	guests := map[string][]*v1.GuestStep{}
-	if _, is := parsed.Rebalances(); is {
+	if _, is := core.UsageEvery(snap, parsed); is {
 		for _, g := range snap.Guests {
 			for _, step := range s.History.Guest(g.Meta.Uid, since) {
 				if step.At.AsTime().Before(until) {

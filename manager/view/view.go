@@ -15,6 +15,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/core"
 	"watari/migration"
+	"watari/policy"
 )
 
 // Host returns a copy with state, guests, problems and last report; nil: there is no such host.
@@ -60,7 +61,7 @@ func host(s *core.Objects, r core.Reports, name string, guests []string, relays 
 	} else if since.IsZero() {
 		h.LastSeen = nil
 	}
-	if h.Draining {
+	if h.Draining || policy.Withdrawn(h, policy.MaintenanceName) != nil {
 		h.Volumes = core.VolumesLeft(s, r, name)
 	}
 	processes := slices.ContainsFunc(report.GetGuests(), func(g *v1.GuestObserved) bool { return g.Process })
