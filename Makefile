@@ -131,7 +131,7 @@ lint: ## formatting, vet, shell scripts
 	@echo "== lint"
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	@$(GO) vet ./...
-	@shellcheck scripts/*.sh scripts/quietly scripts/deb-version debian/licences
+	@shellcheck scripts/*.sh examples/fence-ipmi scripts/quietly scripts/deb-version debian/licences
 	@$(PM) lint
 
 generate: ## regenerate the Go code of api/ from its protobuf files
