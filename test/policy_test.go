@@ -202,6 +202,8 @@ func TestMaintenance(t *testing.T) {
 	newCluster(t, "care", 1, "--site", "a")
 	settled(t, "care", 1)
 	host := guestNamed(t, "care-0").Host
+	must(t, "volume", "create", "care", "--size", "256M", "--host", host)
+	t.Cleanup(func() { must(t, "volume", "delete", "care") })
 	begin := time.Now().Add(8 * time.Second)
 	applyPolicy(t, fmt.Sprintf("maintenance:\n  windows:\n  - match: host.name == %q\n    begin: %s\n    end: %s\n    lead: 5s\n", host,
 		begin.Format(time.RFC3339), begin.Add(15*time.Second).Format(time.RFC3339)))
@@ -210,6 +212,10 @@ func TestMaintenance(t *testing.T) {
 	if now := time.Now(); now.Before(begin.Add(-5 * time.Second)) {
 		t.Errorf("the guest had left %v before the window", begin.Sub(now))
 	}
+	until(t, time.Minute, "the host's volume has left, too", func() (bool, string) {
+		v := volumeNamed(t, "care")
+		return v.Host != host && strings.HasSuffix(v.State, "_READY"), v.Host + " " + v.Message
+	})
 	withdrawn(t, host, false)
 	settled(t, "care", 1)
 }
