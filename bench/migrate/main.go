@@ -39,12 +39,16 @@ type migrateReport struct {
 	PeerStall     report.Stat   `json:"peer_mpi_stall_ms"`
 	Total         report.Stat   `json:"total_s"`
 	PeerTotal     report.Stat   `json:"peer_total_s"`
+	StallSizes    []int         `json:"mpi_stall_bytes"` // of the message that was exchanged in each stall of mpi_stall_ms: 8 or 1 MiB
+	PeerSizes     []int         `json:"peer_mpi_stall_bytes"`
 	Downtime      report.Stat   `json:"downtime_ms"`
+	Sending       report.Stat   `json:"sending_ms"`       // of downtime_ms: QEMU's last pass; the rest is the hand-over
 	PeerDowntime  report.Stat   `json:"peer_downtime_ms"` // as reported by libvirt
 	FarTotal      report.Stat   `json:"far_total_s"`      // to the other site
 	PeerFarTotal  report.Stat   `json:"peer_far_total_s"`
 	FarRatio      report.Stat   `json:"far_total_ratio"`
 	FarDowntime   report.Stat   `json:"far_downtime_ms"`
+	FarSending    report.Stat   `json:"far_sending_ms"`
 	Sent          report.Stat   `json:"far_sent_mib"`
 	Far           []farPhase    `json:"far"` // of Watari's moves
 	Goals         []report.Goal `json:"goals"`
@@ -55,6 +59,7 @@ type window struct {
 	begin, end time.Time
 	total      float64 // s, from command to return
 	downtime   float64 // ms
+	sending    float64 // ms of it, of Watari's moves
 }
 
 // farPhase is a move to the other site.
@@ -74,6 +79,7 @@ type migration struct {
 	State      string
 	Message    string
 	DowntimeMs float64
+	SendingMs  float64
 	Progress   struct{ TransferredBytes string }
 	Started    time.Time
 	Switched   time.Time
@@ -180,10 +186,12 @@ func (r *migrateReport) tell() {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nlongest MPI exchange, ms\tWatari %s\tvirsh %s\tratio %s\n", r.MPIStall, r.PeerStall, r.StallRatio)
 	fmt.Fprintf(w, "total, s\tWatari %s\tvirsh %s\tratio %s\n", r.Total, r.PeerTotal, r.TotalRatio)
+	fmt.Fprintf(w, "\tby a message of 1 MiB in %s\tin %s\t(the others by one of 8 bytes)\n", large(r.StallSizes), large(r.PeerSizes))
 	fmt.Fprintf(w, "guest stopped, ms\tWatari %s\tvirsh %s\n", r.Downtime, r.PeerDowntime)
+	fmt.Fprintf(w, "of these for sending\tWatari %s\n", r.Sending)
 	if len(r.FarTotal.Runs) > 0 {
 		fmt.Fprintf(w, "over %s: total, s\tWatari %s\tvirsh %s\tratio %s\n", wan, r.FarTotal, r.PeerFarTotal, r.FarRatio)
-		fmt.Fprintf(w, "over %s: guest stopped, ms; MiB sent\tWatari %s; %s\n", wan, r.FarDowntime, r.Sent)
+		fmt.Fprintf(w, "over %s: guest stopped, ms, of these for sending; MiB sent\tWatari %s, %s; %s\n", wan, r.FarDowntime, r.FarSending, r.Sent)
 	}
 	w.Flush()
 }
@@ -238,14 +246,15 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 	if err != nil {
 		return err
 	}
-	ourStalls, err := stalls(out, ours, offset)
+	ourStalls, ourSizes, err := stalls(out, ours, offset)
 	if err != nil {
 		return err
 	}
-	peerStalls, err := stalls(out, peers, offset)
+	peerStalls, peerSizes, err := stalls(out, peers, offset)
 	if err != nil {
 		return err
 	}
+	r.StallSizes, r.PeerSizes, r.Sending = ourSizes, peerSizes, report.Summarize("ms", sendings(ours)...)
 	r.MPIStall, r.PeerStall = report.Summarize("ms", ourStalls...), report.Summarize("ms", peerStalls...)
 	r.Total, r.PeerTotal = report.Summarize("s", totals(ours)...), report.Summarize("s", totals(peers)...)
 	r.StallRatio, r.TotalRatio = report.Ratios(ourStalls, peerStalls), report.Ratios(totals(ours), totals(peers))
@@ -279,6 +288,25 @@ func downtimes(windows []window) []float64 {
 		t = append(t, w.downtime)
 	}
 	return t
+}
+
+func sendings(windows []window) []float64 {
+	var t []float64
+	for _, w := range windows {
+		t = append(t, w.sending)
+	}
+	return t
+}
+
+// large says in how many stalls a large message was exchanged.
+func large(sizes []int) string {
+	n := 0
+	for _, size := range sizes {
+		if size > 8 {
+			n++
+		}
+	}
+	return fmt.Sprintf("%d of %d", n, len(sizes))
 }
 
 // far moves an idle guest to the other site and back.
@@ -337,6 +365,7 @@ func (r *migrateReport) far(s *system.System, runs int) error {
 	}
 	r.FarTotal, r.PeerFarTotal = report.Summarize("s", totals(ours)...), report.Summarize("s", totals(peers)...)
 	r.FarRatio, r.FarDowntime = report.Ratios(totals(ours), totals(peers)), report.Summarize("ms", downtimes(ours)...)
+	r.FarSending = report.Summarize("ms", sendings(ours)...)
 	r.Sent = report.Summarize("MiB", sent...)
 	return reached(s, "bf-0")
 }
@@ -357,10 +386,11 @@ func clockOffset(s *system.System) (time.Duration, error) {
 	return time.UnixMicro(int64(seconds * 1e6)).Sub(between), nil
 }
 
-// stalls returns the longest exchange in ms during or just after each window. The log's clock is ahead by offset. Each
-// window has one, because a guest is paused for longer than the shortest exchange that the ping-pong logs.
-func stalls(log string, windows []window, offset time.Duration) ([]float64, error) {
-	longest := make([]float64, len(windows))
+// stalls returns the longest exchange in ms during or just after each window, and the size of its message in bytes. The log's
+// clock is ahead by offset. Each window has one, because a guest is paused for longer than the shortest exchange that the
+// ping-pong logs.
+func stalls(log string, windows []window, offset time.Duration) (longest []float64, sizes []int, err error) {
+	longest, sizes = make([]float64, len(windows)), make([]int, len(windows))
 	for line := range strings.Lines(log) {
 		words := strings.Fields(line)
 		if len(words) != 4 || words[0] != "stall" {
@@ -368,18 +398,21 @@ func stalls(log string, windows []window, offset time.Duration) ([]float64, erro
 		}
 		end, _ := strconv.ParseFloat(words[1], 64)
 		ms, _ := strconv.ParseFloat(words[3], 64)
+		size, _ := strconv.Atoi(words[2])
 		ended := time.UnixMicro(int64(end * 1e6)).Add(-offset)
 		began := ended.Add(-time.Duration(ms * float64(time.Millisecond)))
 		for i, w := range windows {
 			if ended.After(w.begin) && began.Before(w.end.Add(time.Second)) {
-				longest[i] = max(longest[i], ms)
+				if ms > longest[i] {
+					longest[i], sizes[i] = ms, size
+				}
 			}
 		}
 	}
 	if slices.Contains(longest, 0) {
-		return nil, fmt.Errorf("the ping-pong tells of no stall in some moves: %v", longest)
+		return nil, nil, fmt.Errorf("the ping-pong tells of no stall in some moves: %v", longest)
 	}
-	return longest, nil
+	return longest, sizes, nil
 }
 
 func find(s *system.System, name string) (guest, error) {
@@ -416,7 +449,7 @@ func ourMove(s *system.System, name string, away func(string) string) (window, m
 	if err := s.JSON(&m, "migrate", name, "--to", away(g.Host)); err != nil {
 		return w, m, err
 	}
-	w.end, w.downtime = time.Now(), m.DowntimeMs
+	w.end, w.downtime, w.sending = time.Now(), m.DowntimeMs, m.SendingMs
 	w.total = w.end.Sub(w.begin).Seconds()
 	return w, m, nil
 }
