@@ -82,6 +82,7 @@ type look struct {
 	ended   func(uid string) []*v1.Migration
 	lately  *lately
 	now     time.Time
+	rate    map[[2]string]float64 // of moves between sites; nil: not yet computed
 }
 
 // beginning returns the clusters on which a run is being started.
@@ -125,7 +126,7 @@ func (l *look) places() *Places {
 		}
 		if guest.Stays == "" {
 			var again float64
-			guest.Seconds, again = l.seconds(g)
+			guest.Seconds, again = l.seconds(g, l.Hosts[g.Host].GetInfo().GetSite())
 			guest.Bytes, guest.LostAgain = l.bytes(g), workLostMoving*guest.Demand*again
 		}
 		p.at[g.Meta.Uid] = len(p.Guests)
@@ -137,7 +138,24 @@ func (l *look) places() *Places {
 	}
 	for i := range p.Guests {
 		g := &p.Guests[i]
-		g.Lost = workLostMoving*g.Demand*g.Seconds + pauseAtEnd*demand[g.Cluster]
+		g.LostASecond = workLostMoving * g.Demand
+		g.Lost = g.LostASecond*g.Seconds + pauseAtEnd*demand[g.Cluster]
+	}
+	type guestTo struct {
+		guest int
+		site  string
+	}
+	longer := map[guestTo]float64{}
+	p.Longer = func(guest, to int) float64 {
+		at := guestTo{guest, p.Hosts[to].Site}
+		if at.site == p.Hosts[p.Guests[guest].Host].Site {
+			return 0
+		}
+		if _, is := longer[at]; !is {
+			whole, _ := l.seconds(p.guests[guest], at.site)
+			longer[at] = whole - p.Guests[guest].Seconds
+		}
+		return longer[at]
 	}
 	p.Policies = l.policies(p)
 	p.Forbids = func(guest int, name string) string { return l.whyForbidden(p.guests[guest], name) }
@@ -319,14 +337,22 @@ func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	return ""
 }
 
-// seconds returns how long a guest's move takes, and the part of that time in which it sends memory again that the guest has
-// changed. The best estimate is the guest's last move. again is then 0, because that move does not tell the part.
-func (l *look) seconds(g *v1.Guest) (whole, again float64) {
-	used, rate := l.usage.Guests[g.Meta.Uid], float64(usualRate)
+// seconds returns how long a guest's move to a site takes, and the part of that time in which it sends memory again that the
+// guest has changed. The best estimate is the guest's last move between these sites. again is then 0, because that move does not
+// tell the part. Otherwise the rate is that of the last move of any guest between them.
+func (l *look) seconds(g *v1.Guest, site string) (whole, again float64) {
+	used := l.usage.Guests[g.Meta.Uid]
 	bytes, dirty := float64(cmp.Or(used.MemoryBytes, g.Shape.GetMemoryBytes())), used.DirtyRate
+	between := sitePair(l.Hosts[g.Host].GetInfo().GetSite(), site)
+	rate, known := l.rates()[between]
+	if !known {
+		rate = usualRate
+	}
 	if last := lastMove(l.ended(g.Meta.Uid)); last != nil {
-		bytes = float64(last.Progress.TransferredBytes)
-		rate, dirty = bytes/(float64(last.TotalMs)/1000), 0
+		bytes, dirty = float64(last.Progress.TransferredBytes), 0
+		if l.sitesOf(last) == between {
+			rate = rateOf(last)
+		}
 	}
 	for _, name := range []string{policy.BalanceName, policy.PackName, policy.SpreadName} {
 		if bounds, _ := l.policy.BoundsOf(name); bounds != nil && bounds.Bandwidth > 0 {
@@ -336,6 +362,39 @@ func (l *look) seconds(g *v1.Guest) (whole, again float64) {
 	once := bytes / rate
 	whole = once * passes(dirty, rate)
 	return whole, whole - once
+}
+
+// sitePair names two sites, in any order.
+func sitePair(a, b string) [2]string { return [2]string{min(a, b), max(a, b)} }
+
+// sitesOf returns the sites between which a guest has moved.
+func (l *look) sitesOf(m *v1.Migration) [2]string {
+	return sitePair(l.Hosts[m.Source].GetInfo().GetSite(), l.Hosts[m.Target].GetInfo().GetSite())
+}
+
+// rateOf returns the bytes that a move has sent in a second.
+func rateOf(m *v1.Migration) float64 {
+	return float64(m.Progress.TransferredBytes) / (float64(m.TotalMs) / 1000)
+}
+
+// rates returns the rates of the last moves between sites, in bytes per second.
+func (l *look) rates() map[[2]string]float64 {
+	if l.rate == nil {
+		latest := map[[2]string][]*v1.Migration{}
+		for _, m := range l.Migrations {
+			if between := l.sitesOf(m); migration.Ended(m.State) {
+				latest[between] = append(latest[between], m)
+			}
+		}
+		l.rate = map[[2]string]float64{}
+		for between, moves := range latest {
+			oldestFirst(moves)
+			if last := lastMove(moves); last != nil {
+				l.rate[between] = rateOf(last)
+			}
+		}
+	}
+	return l.rate
 }
 
 // rebalance begins the proposed moves, once for each usage.
@@ -392,7 +451,7 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 		return
 	}
 	used, guest := e.Usage.Guests[g.Meta.Uid], places.Guests[at]
-	_, again := look.seconds(g)
+	_, again := look.seconds(g, e.Hosts[g.Host].GetInfo().GetSite())
 	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s%s", used.CPU, used.Wait, max(1, guest.Seconds), sentAgain(again, used.DirtyRate))
 	if guest.Stays != "" {
 		l.add("no policy moves it by what it uses: %s", guest.Stays)

@@ -270,3 +270,24 @@ func TestAGuestThatChangesMemoryTakesLongerToMove(t *testing.T) {
 		}
 	}
 }
+
+// A move over a slow link costs more than one within the site: the last move of any guest between these sites tells the rate.
+func TestAMoveOverASlowLinkCostsMore(t *testing.T) {
+	for _, c := range []struct {
+		rate  uint64 // of the last move between the sites, MiB/s; 0: there was none
+		moves bool
+	}{{0, true}, {100, true}, {1, false}} {
+		h := small(t, "balance: {least_gain: 1.4}\n", 4)
+		h.objects.Guests["md-3"].Host, h.objects.Guests["md-3"].BootId = "b1", "boot-b1" // so that the cluster is at both sites
+		h.objects.Hosts["a2"].Info.Site, h.objects.Hosts["b1"].Info.Site = "b", "b"
+		h.use(1, nil)
+		if c.rate > 0 {
+			h.objects.Migrations["other"] = &v1.Migration{Meta: &v1.Meta{Name: "other"}, Guest: "other", GuestUid: "other", Source: "b1", Target: "a1",
+				State: v1.MigrationState_MIGRATION_STATE_DONE, Ended: timestamppb.New(h.now.Add(-2 * time.Hour)), TotalMs: 100_000,
+				Progress: &v1.MigrationProgress{TransferredBytes: c.rate * 100 << 20}}
+		}
+		if h.pass(0); (h.moves() != "") != c.moves {
+			t.Errorf("at %d MiB/s, moves %q; md-0 is explained by\n%s", c.rate, h.moves(), h.explained("md-0"))
+		}
+	}
+}

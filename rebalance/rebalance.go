@@ -33,9 +33,10 @@ type Guest struct {
 	Demand        float64 // processors' worth of time that it would use on an idle host
 	Request       *placement.Request
 	Stays         string  // why no policy may move it now; empty: they may
-	Seconds       float64 // that a move takes
+	Seconds       float64 // that a move within the site takes
 	Bytes         uint64  // that a move sends
-	Lost          float64 // the work that a move costs, in seconds of one processor
+	Lost          float64 // the work that such a move costs, in seconds of one processor
+	LostASecond   float64 // the work that each further second of the move costs
 	LostAgain     float64 // the part of Lost that is due to memory that the guest changes during the move
 }
 
@@ -91,7 +92,18 @@ type Problem struct {
 	Policies []Policy
 	// Forbids returns why a policy must not move a guest now; empty: it may. nil: nothing is forbidden.
 	Forbids func(guest int, policy string) string
-	Most    int // proposals at most
+	// Longer returns how many seconds a move to a host takes longer than one within the site. nil: all take equally long.
+	Longer func(guest, to int) float64
+	Most   int // proposals at most
+}
+
+// move returns how many seconds a guest's move to a host takes, and the work that it costs, in seconds of one processor.
+func (p *Problem) move(guest, to int) (seconds, lost float64) {
+	g, longer := p.Guests[guest], 0.0
+	if p.Longer != nil {
+		longer = p.Longer(guest, to)
+	}
+	return g.Seconds + longer, g.Lost + longer*g.LostASecond
 }
 
 // Proposal is a move that gains.
@@ -199,7 +211,8 @@ func (s *State) Try(moves []Move, horizon float64) bool {
 	for i, m := range moves {
 		from[i] = s.At[m.Guest]
 		gain, _ := s.gain(m.Guest, m.To)
-		net += gain - s.Guests[m.Guest].Lost/horizon
+		_, lost := s.move(m.Guest, m.To)
+		net += gain - lost/horizon
 		s.shift(m.Guest, m.To)
 	}
 	if net > 0 {
@@ -290,11 +303,12 @@ func (s *State) bestMove() (best *Proposal) {
 	for _, g := range s.candidates(mostGuests) {
 		for _, to := range s.targets(g, mostTarget) {
 			gain, by := s.gain(g, to)
-			cost := s.Guests[g].Lost / by.Horizon
+			seconds, lost := s.move(g, to)
+			cost := lost / by.Horizon
 			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 || s.may(g, to, by) != "" {
 				continue
 			}
-			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: s.Guests[g].Seconds}
+			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: seconds}
 		}
 	}
 	if best != nil {
@@ -331,14 +345,16 @@ func (s *State) bestPair(left int) (best []Proposal) {
 					}
 					pairs++
 					more, _ := s.gain(b, second)
-					cost := (s.Guests[a].Lost + s.Guests[b].Lost) / by.Horizon
+					firstSeconds, firstLost := s.move(a, to)
+					moreSeconds, moreLost := s.move(b, second)
+					cost := (firstLost + moreLost) / by.Horizon
 					if gained := first + more - cost; !by.enough(gained) || gained <= net+1e-12 || s.refuses(b, second) != "" || s.may(b, second, by) != "" {
 						continue
 					}
 					net = first + more - cost
 					best = []Proposal{
-						{Guest: a, From: from, To: to, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: s.Guests[a].Seconds},
-						{Guest: b, From: s.At[b], To: second, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: s.Guests[b].Seconds}}
+						{Guest: a, From: from, To: to, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: firstSeconds},
+						{Guest: b, From: s.At[b], To: second, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: moreSeconds}}
 				}
 			}
 			s.shift(a, from)
@@ -383,8 +399,9 @@ func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	for _, step := range steps {
 		one, _ := s.gain(step.guest, step.to)
 		gain += one
-		lost += s.Guests[step.guest].Lost
-		m := Proposal{Guest: step.guest, From: s.At[step.guest], To: step.to, Policy: policy.Name, Seconds: s.Guests[step.guest].Seconds, Why: policy.Term.Why(s, step.guest, step.to)}
+		seconds, work := s.move(step.guest, step.to)
+		lost += work
+		m := Proposal{Guest: step.guest, From: s.At[step.guest], To: step.to, Policy: policy.Name, Seconds: seconds, Why: policy.Term.Why(s, step.guest, step.to)}
 		group = append(group, m)
 		s.shift(step.guest, step.to)
 	}
@@ -431,7 +448,8 @@ func (p *Problem) Consider(guest int) (options []Option) {
 			continue
 		}
 		gain, by := s.gain(guest, to)
-		o := Option{Host: to, Policy: by.Name, Net: gain - p.Guests[guest].Lost/by.Horizon, Refuse: s.refuses(guest, to)}
+		_, lost := p.move(guest, to)
+		o := Option{Host: to, Policy: by.Name, Net: gain - lost/by.Horizon, Refuse: s.refuses(guest, to)}
 		switch {
 		case o.Refuse != "":
 		case !by.enough(o.Net):
