@@ -718,8 +718,8 @@ func (p *pass) seeNoRoom() {
 	}
 }
 
-// copyTarget chooses the host that keeps another copy of a member's file: preferably one of another site, and then one whose
-// owner does not use it. The choice stays the same as long as the hosts do (rendezvous hashing), and spreads guests' files over
+// copyTarget chooses the host that keeps another copy of a member's file: preferably one of another site, and then one
+// that is not lent. The choice stays the same as long as the hosts do (rendezvous hashing), and spreads guests' files over
 // the hosts. Empty: there is none.
 func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string) {
 	var score uint64
@@ -741,7 +741,7 @@ func (p *pass) copyTarget(c *v1.Checkpoint, m *v1.CheckpointMember) (best string
 		if !sites[h.GetInfo().GetSite()] {
 			now |= 1 << 63
 		}
-		if len(h.Withdrawn) == 0 {
+		if !h.GetInfo().GetLent() {
 			now |= 1 << 62
 		}
 		if best == "" || now > score {

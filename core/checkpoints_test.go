@@ -361,22 +361,34 @@ func TestAHostWithoutRoomKeepsNoCopy(t *testing.T) {
 	}
 }
 
-// Copies go to another site, and there not to a host whose owner is back, or that is maintained, if there is another one.
-func TestCopiesGoWhereTheyDisturbNobody(t *testing.T) {
-	for _, withdrawn := range []string{policy.HarvestName, policy.MaintenanceName} {
-		for _, kept := range []string{"b1", "b2"} {
-			h := newHousehold(t, withdrawn+": {}", 1)
-			h.objects.Hosts["b2"] = &v1.Host{Meta: &v1.Meta{Name: "b2", Uid: "uid-b2"}, Info: proto.CloneOf(h.objects.Hosts["b1"].Info)}
-			h.idle["b2"], h.sharing = 1e6, true
-			h.saved("md-c1", time.Hour)
-			other := map[string]string{"b1": "b2", "b2": "b1"}[kept]
-			h.change(other, func(v *v1.Host) { v.Withdrawn = []*v1.Withdrawal{{Policy: withdrawn, Since: timestamppb.New(h.now)}} })
-			m := h.objects.Checkpoints["md-c1"].Members[0]
-			m.File.Hosts = []string{"a1"}
+// Copies go to another site, there preferably to a host that is not lent, and never to one that is maintained.
+func TestCopiesGoToHostsThatStay(t *testing.T) {
+	for _, kept := range []string{"b1", "b2"} {
+		other := map[string]string{"b1": "b2", "b2": "b1"}[kept]
+		h := newHousehold(t, "maintenance: {}", 1)
+		h.objects.Hosts["b2"] = &v1.Host{Meta: &v1.Meta{Name: "b2", Uid: "uid-b2"}, Info: proto.CloneOf(h.objects.Hosts["b1"].Info)}
+		h.sharing = true
+		h.saved("md-c1", time.Hour)
+		target := func() string {
 			p := &pass{Core: h.core, World: &World{Objects: h.objects, Reports: h.reports(), Now: h.now}}
-			if got := p.copyTarget(h.objects.Checkpoints["md-c1"], m); got != kept {
-				t.Errorf("%s: %s is withdrawn, and the copy goes to %s", withdrawn, other, got)
-			}
+			return p.copyTarget(h.objects.Checkpoints["md-c1"], h.objects.Checkpoints["md-c1"].Members[0])
+		}
+		h.objects.Hosts[kept].Info.Lent = false
+		if got := target(); got != kept {
+			t.Errorf("%s is not lent, and the copy goes to %q", kept, got)
+		}
+		h.objects.Hosts[kept].Info.Lent, h.objects.Hosts[other].Info.Lent = true, false
+		for _, host := range []string{"a2", other} {
+			h.change(host, func(v *v1.Host) {
+				v.Withdrawn = []*v1.Withdrawal{{Policy: policy.MaintenanceName, Since: timestamppb.New(h.now)}}
+			})
+		}
+		if got := target(); got != kept {
+			t.Errorf("%s is the only host that stays, and the copy goes to %q", kept, got)
+		}
+		h.change(kept, func(v *v1.Host) { v.Draining = true })
+		if got := target(); got != "" {
+			t.Errorf("no host stays, and the copy goes to %q", got)
 		}
 	}
 }

@@ -140,7 +140,7 @@ type Core struct {
 	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
 	// described are the hosts whose description was changed just now.
 	described map[string]described
-	told      map[string]eventsLeft // by host
+	told      map[hostEvent]eventsLeft
 }
 
 // stateSince is the state of a move or a checkpoint, and when Core first saw it in this state.
@@ -162,7 +162,7 @@ type avoided struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string]avoided{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, told: map[string]eventsLeft{}, probes: map[string][]*v1.Probe{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, noRoom: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, told: map[hostEvent]eventsLeft{}, probes: map[string][]*v1.Probe{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.

@@ -23,35 +23,39 @@ type described struct {
 	again bool // another change waits
 }
 
-// A host's descriptions of itself may cause so many events at once, and then one each hostEventEvery. Otherwise a host that
-// keeps changing its boot id or its key would replace the whole history, which has a fixed number of events.
+// A host's descriptions of itself may cause so many events of a kind at once, and then one each hostEventEvery. Otherwise a host
+// that keeps changing its boot id or its key would replace the whole history, which has a fixed number of events.
 const (
 	hostEvents     = 20
 	hostEventEvery = 10 * time.Minute
 )
 
-// eventsLeft is how many events a host's descriptions may still cause.
+// eventsLeft is how many events of one kind a host's descriptions may still cause.
 type eventsLeft struct {
 	n     int
 	since time.Time // when one was last added
 }
 
-// tells adds an event to a change that a host's description has caused, if there may be one.
-func (p *pass) tells(c *Change, host, text string, args ...any) {
-	left, is := p.told[host]
+// hostEvent is a kind of events that a host's descriptions cause.
+type hostEvent struct{ host, kind string }
+
+// tells adds an event to a change that a host's description has caused, if there may be one of this kind.
+func (p *pass) tells(c *Change, host, kind, text string, args ...any) {
+	of := hostEvent{host, kind}
+	left, is := p.told[of]
 	if !is {
 		left = eventsLeft{hostEvents, p.Now}
 	}
-	passed := p.Now.Sub(left.since)
-	if more := int(passed / hostEventEvery); more > 0 || passed < 0 { // less than 0: the clock was set back
-		left = eventsLeft{min(left.n+max(more, 0), hostEvents), p.Now}
+	if more := int(p.Now.Sub(left.since) / hostEventEvery); more > 0 {
+		left = eventsLeft{min(left.n+more, hostEvents), p.Now}
 	}
-	if left.n == 0 {
+	spent := left.n == 0
+	left.n = max(left.n-1, 0)
+	p.told[of] = left
+	switch {
+	case spent:
 		return
-	}
-	left.n--
-	p.told[host] = left
-	if left.n == 0 {
+	case left.n == 0:
 		text += "; further such events of the host are not recorded for a while"
 	}
 	c.event(v1.Severity_SEVERITY_WARNING, "host", host, text, args...)
@@ -81,8 +85,8 @@ func (p *pass) hosts() {
 			delete(p.described, name)
 		}
 	}
-	maps.DeleteFunc(p.told, func(host string, left eventsLeft) bool {
-		return p.Hosts[host] == nil || p.Now.Sub(left.since) > hostEvents*hostEventEvery
+	maps.DeleteFunc(p.told, func(of hostEvent, left eventsLeft) bool {
+		return p.Hosts[of.host] == nil || p.Now.Sub(left.since) > hostEvents*hostEventEvery
 	})
 	for _, name := range p.index.hostNames() {
 		p.index.left[name] = true
@@ -111,10 +115,10 @@ func (p *pass) hosts() {
 		case h.Info == nil:
 			c.event(v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %s, %s", info.Site, english.Plural(int(info.Cores), "core", ""), info.GetAcceleration().GetReason())
 		case h.Info.BootId != info.BootId:
-			p.tells(&c, name, "has rebooted; its earlier guests have ended")
+			p.tells(&c, name, "boot", "has rebooted; its earlier guests have ended")
 		}
 		if owner != "" && (h.Info == nil || h.Info.WireguardPublicKey != "") {
-			p.tells(&c, name, "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
+			p.tells(&c, name, "key", "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
 		}
 		p.propose("host/"+name, c)
 	}

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -114,6 +115,14 @@ func TestAHostDoesNotTakeAnothersKey(t *testing.T) {
 		r.world.Reports = reports
 	}
 	key := func(host string) string { return r.world.Hosts[host].Info.WireguardPublicKey }
+	for range 50 { // reboots do not hide what follows
+		report := proto.CloneOf(r.world.Reports["z1"].Report)
+		report.Info.BootId += "+"
+		r.world.Reports = maps.Clone(r.world.Reports)
+		r.world.Reports["z1"] = Seen{Report: report, Connected: true, Since: r.world.Reports["z1"].Since}
+		r.pass(3 * time.Second)
+	}
+	r.events = nil
 	claim("z1", "key of b1")
 	r.pass(time.Minute)
 	r.world.Hosts["n1"] = &v1.Host{Meta: &v1.Meta{Name: "n1", Uid: "n1"}}

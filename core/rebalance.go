@@ -6,6 +6,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -54,6 +55,11 @@ const fillTo = 0.9
 const (
 	// usualRate is the assumed rate of a move for which there is no better estimate, in bytes per second.
 	usualRate = 100 << 20
+	// lastRates is how many moves between two sites tell the rate of the next one, leastForRate how many bytes such a move has at
+	// least sent, and leastRate the least rate that is believed, in bytes per second.
+	lastRates    = 5
+	leastForRate = 64 << 20
+	leastRate    = 1 << 20
 	// mostDirty bounds the part of a move's rate that a guest's changes use up. QEMU slows a guest down that changes memory faster
 	// (auto-converge), after two passes over its memory and then with each pass. So a move takes about five times as long, at most.
 	mostDirty = 0.8
@@ -339,7 +345,7 @@ func (l *look) whyFixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 
 // seconds returns how long a guest's move to a site takes, and the part of that time in which it sends memory again that the
 // guest has changed. The best estimate is the guest's last move between these sites. again is then 0, because that move does not
-// tell the part. Otherwise the rate is that of the last move of any guest between them.
+// tell the part. Otherwise the rate between two sites is that of other guests' moves.
 func (l *look) seconds(g *v1.Guest, site string) (whole, again float64) {
 	used := l.usage.Guests[g.Meta.Uid]
 	bytes, dirty := float64(cmp.Or(used.MemoryBytes, g.Shape.GetMemoryBytes())), used.DirtyRate
@@ -377,22 +383,32 @@ func rateOf(m *v1.Migration) float64 {
 	return float64(m.Progress.TransferredBytes) / (float64(m.TotalMs) / 1000)
 }
 
-// rates returns the rates of the last moves between sites, in bytes per second.
+// rates returns the rates of moves between two sites, in bytes per second: the median of the last lastRates moves of the last day
+// that were large and had no limit. They count only within bounds, because the clock may have jumped, or a source may lie.
 func (l *look) rates() map[[2]string]float64 {
-	if l.rate == nil {
-		latest := map[[2]string][]*v1.Migration{}
-		for _, m := range l.Migrations {
-			if between := l.sitesOf(m); migration.Ended(m.State) {
-				latest[between] = append(latest[between], m)
-			}
+	if l.rate != nil {
+		return l.rate
+	}
+	latest := map[[2]string][]*v1.Migration{}
+	for _, m := range l.Migrations {
+		age := l.now.Sub(m.Ended.AsTime())
+		if m.State != v1.MigrationState_MIGRATION_STATE_DONE || age < 0 || age > 24*time.Hour || m.BandwidthBytes > 0 || m.TotalMs < 1000 ||
+			m.Progress.GetTransferredBytes() < leastForRate {
+			continue
 		}
-		l.rate = map[[2]string]float64{}
-		for between, moves := range latest {
-			oldestFirst(moves)
-			if last := lastMove(moves); last != nil {
-				l.rate[between] = rateOf(last)
-			}
+		if between := l.sitesOf(m); between[0] != between[1] {
+			latest[between] = append(latest[between], m)
 		}
+	}
+	l.rate = map[[2]string]float64{}
+	for between, moves := range latest {
+		oldestFirst(moves)
+		var rates []float64
+		for _, m := range moves[max(0, len(moves)-lastRates):] {
+			rates = append(rates, min(max(rateOf(m), leastRate), usualRate))
+		}
+		slices.Sort(rates)
+		l.rate[between] = rates[len(rates)/2]
 	}
 	return l.rate
 }

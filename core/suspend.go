@@ -72,6 +72,11 @@ func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	cluster := p.Clusters[g.Cluster]
 	guests := p.index.guestsOf(g.Cluster)
+	for c := range p.index.checkpointsOf[checkpointsKey(cluster)] {
+		if p.changed(c) {
+			return // it may end just now
+		}
+	}
 	latest := latestCheckpoint(p.Objects, cluster, nil)
 	if latest != nil && p.savedSince(cluster, latest, w) && sameMembers(latest, guests) == "" {
 		if by := latest.Ended.AsTime().Add(suspendCopied); p.index.uncopied[latest] && p.Now.Before(by) && p.awaitsCopies(latest) {

@@ -263,22 +263,23 @@ func emptied(h *v1.Host) string {
 	return ""
 }
 
-// mustLeave is emptied for a volume that is on the host: maintenance moves no volume of a guest that it must not move.
-func (p *pass) mustLeave(v *v1.Volume, h *v1.Host) (why string) {
-	if why = emptied(h); why != "maintained" {
-		return why
+// mayStay says why a volume stays on a host that is emptied: maintenance moves nothing in quiet hours, and no volume of a guest
+// that it must not move. Empty: the volume must leave.
+func (p *pass) mayStay(v *v1.Volume, h *v1.Host) string {
+	if emptied(h) != "maintained" {
+		return ""
 	}
 	bounds := p.boundsOf(policy.MaintenanceName)
 	if bounds == nil {
-		return ""
+		return "the policy no longer says so"
 	}
+	user := &v1.Guest{Meta: &v1.Meta{}} // of a volume that no guest has
 	for g := range p.index.ofCluster[v.Cluster] {
 		if volumeOf(p.Objects, g) == v {
-			if stays, _ := mustStay(p.Core.policies.policy, policy.MaintenanceName, bounds, g, nil, p.Now); stays != "" {
-				return ""
-			}
+			user = g
 		}
 	}
+	why, _ := mustStay(p.Core.policies.policy, policy.MaintenanceName, bounds, user, nil, p.Now)
 	return why
 }
 
@@ -289,9 +290,13 @@ func (p *pass) moveVolumeAway(c *Change, v, update *v1.Volume) {
 	if v.State != v1.VolumeState_VOLUME_STATE_READY || v.Meta.Deleting != nil || volumeMoves(v) || p.volumeRestoredFrom(v) != nil {
 		return
 	}
-	leave := p.mustLeave(v, host)
+	leave := emptied(host)
 	if leave == "" || host.Meta.Deleting != nil {
 		update.Message = ""
+		return
+	}
+	if why := p.mayStay(v, host); why != "" {
+		update.Message = "stays on host " + v.Host + ", which is " + leave + ": " + why
 		return
 	}
 	if !connected || !volumeOn(report, v.Meta.Uid).GetReady() {

@@ -316,50 +316,65 @@ func TestAVolumeLeavesAHostThatIsDrained(t *testing.T) {
 	}
 }
 
+// maintaining is a policy by which a host is maintained now.
+func maintaining(host, more string) string {
+	return fmt.Sprintf("maintenance: {windows: [{match: 'host.name == %q', begin: 2026-11-24 11:00, end: 2026-11-24 14:00}]%s}", host, more)
+}
+
 // A host that is maintained may be switched off, and so may not have volumes. A host whose owner is back keeps them.
 func TestAVolumeLeavesAHostThatIsMaintained(t *testing.T) {
-	for _, c := range []struct {
-		policy, withdrawn string
-		leaves            bool
+	for name, c := range map[string]struct {
+		policy string
+		stays  string // why; empty: it leaves
 	}{
-		{"maintenance: {}", policy.MaintenanceName, true},
-		{"maintenance: {exempt: {clusters: [md]}}", policy.MaintenanceName, false},
-		{"maintenance: {exempt: {clusters: [other]}}", policy.MaintenanceName, true},
-		{"harvest: {}", policy.HarvestName, false},
+		"maintained":        {maintaining("a2", ""), ""},
+		"another is exempt": {maintaining("a2", ", exempt: {clusters: [other]}"), ""},
+		"exempt":            {maintaining("a2", ", exempt: {clusters: [md]}"), "the policy exempts it"},
+		"quiet hours":       {maintaining("a2", ", quiet_hours: [{from: '10:00', to: '15:00'}]"), "these are quiet hours"},
 	} {
-		t.Run(c.policy, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			h := inUse(t)
 			h.objects.Policies["v1"] = NewPolicy(1, c.policy, "", "admin")
 			h.policy, _ = policy.Parse(c.policy)
-			h.change("a2", func(a2 *v1.Host) {
-				a2.Withdrawn = []*v1.Withdrawal{{Policy: c.withdrawn, Since: timestamppb.New(h.now)}}
-			})
 			h.pass(0)
-			m := h.data().Move
-			if (m != nil) != c.leaves || m != nil && (m.Target == "a2" || m.Reason != "host a2 is being maintained") {
+			switch m := h.data().Move; {
+			case c.stays != "":
+				h.expectLeft(true, "stays on host a2, which is maintained: "+c.stays)
+			case m == nil || m.Target == "a2" || m.Reason != "host a2 is being maintained":
 				t.Errorf("its move is %v, and it says %q", m, h.data().Message)
 			}
 		})
+	}
+	h := inUse(t)
+	h.change("a2", func(a2 *v1.Host) {
+		a2.Withdrawn = []*v1.Withdrawal{{Policy: policy.HarvestName, Since: timestamppb.New(h.now)}}
+	})
+	h.pass(0)
+	if m := h.data().Move; m != nil {
+		t.Errorf("the owner is back, and the volume moves: %v", m)
 	}
 }
 
 // No volume is made on, or moved to, a host that is maintained.
 func TestAHostThatIsMaintainedGetsNoVolume(t *testing.T) {
 	h := inUse(t)
-	maintained := func(host string) {
-		h.change(host, func(v *v1.Host) {
-			v.Withdrawn = []*v1.Withdrawal{{Policy: policy.MaintenanceName, Since: timestamppb.New(h.now)}}
-		})
-	}
-	maintained("b1")
+	h.objects.Policies["v1"] = NewPolicy(1, maintaining("b1", ""), "", "admin")
+	h.policy, _ = policy.Parse(maintaining("b1", ""))
+	h.pass(0)
 	a := h.admission()
 	a.Caller = Caller{Name: "ann"}
 	if _, err := a.MoveVolume(&v1.MoveVolumeRequest{Name: "data", Host: "b1"}); err == nil || !strings.Contains(err.Error(), "being maintained") {
 		t.Errorf("a move there: %v", err)
 	}
+	for _, host := range []string{"a1", "a2"} {
+		h.change(host, func(v *v1.Host) { v.Draining = true })
+	}
+	if v := h.created("more", 1<<30); v.Host != "" {
+		t.Errorf("a volume is made on %s", v.Host)
+	}
 	h = inMove(t, true)
-	h.objects.Policies["v1"] = NewPolicy(1, "maintenance: {}", "", "admin")
-	maintained("b1")
+	h.objects.Policies["v1"] = NewPolicy(1, maintaining("b1", ""), "", "admin")
+	h.policy, _ = policy.Parse(maintaining("b1", ""))
 	h.pass(0)
 	h.expectMove(moveFailed, "a2", "host b1 is being maintained")
 }

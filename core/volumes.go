@@ -168,6 +168,11 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
+	case v.State == v1.VolumeState_VOLUME_STATE_READY && v.Generation == v.DiskGeneration && seen == nil && report.GetKeepsVolumes() &&
+		p.current(v.Host) && p.volumeRestoredFrom(v) == nil:
+		// The volume was deleted before an older copy of the store was put back, or somebody has deleted the file.
+		update.State, update.Message = v1.VolumeState_VOLUME_STATE_LOST, fmt.Sprintf("host %s, which had it, has no disk of it", v.Host)
+		c.event(v1.Severity_SEVERITY_ERROR, "volume", name, "is lost: %s", update.Message)
 	default:
 		p.moveVolumeAway(&c, v, update)
 	}

@@ -653,3 +653,22 @@ func TestAVolumeThatIsKnownAgainIsServed(t *testing.T) {
 		t.Errorf("it is %v", v)
 	}
 }
+
+// An older copy of the store may know a volume that was deleted since. Nothing is made in its place.
+func TestAVolumeWhoseDiskIsGoneIsLost(t *testing.T) {
+	h := inUse(t)
+	disk := h.volumes["a2"]
+	h.volumes["a2"] = nil
+	orders := h.pass(time.Second)
+	if v := h.data(); v.State != v1.VolumeState_VOLUME_STATE_LOST || !strings.Contains(v.Message, "has no disk of it") {
+		t.Errorf("without its disk, the volume is %v: %s", v.State, v.Message)
+	}
+	if w := h.volumeOrder(orders, "a2"); w.GetMake() {
+		t.Error("an empty disk is made")
+	}
+	h.volumes["a2"] = disk
+	h.pass(time.Second)
+	if v := h.data(); v.State != v1.VolumeState_VOLUME_STATE_READY {
+		t.Errorf("with its disk, the volume is %v: %s", v.State, v.Message)
+	}
+}

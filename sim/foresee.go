@@ -67,6 +67,9 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	if p.Policy.Locality != nil {
 		notes = append(notes, "which guests talk to each other is not kept: locality is tested with the traffic of now")
 	}
+	if len(p.Objects.Volumes) > 0 {
+		notes = append(notes, "volumes are left out: they do not move in the test, and a cluster that has one is not suspended")
+	}
 	if strings.Contains(p.Policy.Text, "host.users") {
 		notes = append(notes, "who was logged in is not kept: host.users is empty in the test")
 	}
@@ -136,7 +139,14 @@ func (s *Sim) install(p Past) {
 	o := *p.Objects
 	o.Term, o.TermID, o.Leader = 0, "", ""
 	o.Migrations, o.Runs, o.Holds, o.Terms = map[string]*v1.Migration{}, map[string]*v1.Run{}, map[string]*v1.Hold{}, map[string]*v1.Term{}
-	o.Checkpoints = map[string]*v1.Checkpoint{} // no host here has their files
+	o.Checkpoints, o.Clusters = map[string]*v1.Checkpoint{}, maps.Clone(o.Clusters) // no host here has their files
+	for name, c := range o.Clusters {
+		if c.Restore != nil {
+			c = proto.CloneOf(c)
+			c.Restore = nil
+			o.Clusters[name] = c
+		}
+	}
 	o.Policies = map[string]*v1.Policy{"v1": core.NewPolicy(1, p.Policy.Text, "", "")}
 	o.Hosts, o.Guests = map[string]*v1.Host{}, maps.Clone(o.Guests)
 	for name, h := range p.Objects.Hosts {
@@ -198,7 +208,7 @@ func (f *foresight) see(s *Sim, before, now *core.Objects) {
 		switch {
 		case is.GetPolicy() != "" && is.GetId() != was.GetId():
 			add(&v1.PolicyStep{Policy: is.Policy, Message: fmt.Sprintf("cluster %s is suspended: %s", name, is.Reason)})
-		case is.GetPolicy() != "" && is.Ended != nil && was.GetEnded() == nil:
+		case is.GetPolicy() != "" && is.State == v1.RestoreState_RESTORE_STATE_DONE && was.GetState() != is.State:
 			add(&v1.PolicyStep{Policy: is.Policy, Message: fmt.Sprintf("cluster %s goes on", name)})
 		}
 	}
