@@ -18,7 +18,7 @@ import (
 	"watari/policy"
 )
 
-// retryVolumeMove is the pause before a volume on a host that is drained is moved again after a move of it has failed.
+// retryVolumeMove is the pause before a volume on a host that is emptied is moved again after a move of it has failed.
 const retryVolumeMove = time.Minute
 
 // handOverMost is how much of a copy may be missing while its volume is handed over, in bytes. The guests of the volume cannot move
@@ -44,7 +44,7 @@ func volumeHosts(v *v1.Volume) []string {
 	return []string{v.Host}
 }
 
-// VolumesLeft returns the volumes that are still on a host that is drained, by name: with their files, or because they move
+// VolumesLeft returns the volumes that are still on a host that is emptied, by name: with their files, or because they move
 // there. A volume that is being deleted is not among them.
 func VolumesLeft(s *Objects, r Reports, host string) (list []*v1.HostVolume) {
 	report, _, _ := r.Observed(host)

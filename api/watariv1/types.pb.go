@@ -2369,7 +2369,7 @@ type Host struct {
 	// sample: what it is used for now, with the caller's guests; what the owner does is for administrators. Unset: not measured.
 	Sample     *HostSample `protobuf:"bytes,15,opt,name=sample,proto3" json:"sample,omitempty"`
 	Quarantine *Quarantine `protobuf:"bytes,16,opt,name=quarantine,proto3" json:"quarantine,omitempty"` // stored; unset: there is none
-	// volumes: those that a host which is drained still has, for administrators. Observed, never stored.
+	// volumes: those that a host which is drained or maintained still has, for administrators. Observed, never stored.
 	Volumes       []*HostVolume `protobuf:"bytes,17,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2524,7 +2524,7 @@ func (x *Host) GetVolumes() []*HostVolume {
 	return nil
 }
 
-// HostVolume is a volume that is still on a host which is drained.
+// HostVolume is a volume that is still on a host which is drained or maintained.
 type HostVolume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4880,7 +4880,7 @@ type Volume struct {
 	SizeBytes           uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Host                string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // that has the disk; empty: none has been chosen yet
 	State               VolumeState            `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.VolumeState" json:"state,omitempty"`
-	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, or stays on a host that is drained, for people
+	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, or stays on a host that is drained or maintained, for people
 	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk; set in answers, not stored
