@@ -95,6 +95,14 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		p.propose("suspension of "+cluster.Meta.Name, c)
 		return
 	}
+	if waiting := p.unfinishedCheckpoint(cluster); waiting.GetState() == v1.CheckpointState_CHECKPOINT_STATE_PENDING && !waiting.Suspends && !waiting.Cancel {
+		update := proto.CloneOf(waiting) // it would wait for the owner to leave
+		update.Cancel = true
+		var c Change
+		c.write(Update, update)
+		p.propose("checkpoint/"+waiting.Meta.Name, c)
+		return
+	}
 	if cluster.CheckpointRecipient == "" || p.unfinishedCheckpoint(cluster) != nil || Halted(members(guests)) != "" ||
 		slices.ContainsFunc(p.changes, func(c Change) bool { return c.Key == checkpointsKey(cluster) }) {
 		return

@@ -200,6 +200,29 @@ func TestFilesAreCopiedBeforeAClusterIsSuspended(t *testing.T) {
 	}
 }
 
+// A checkpoint that waits does not keep a cluster from being suspended.
+func TestACheckpointThatWaitsMakesWayForASuspension(t *testing.T) {
+	h := newHousehold(t, suspending, 1)
+	h.objects.Clusters["md"].CheckpointRecipient = "public"
+	h.pass(0)
+	h.ownersBack(0.1, "a1", "a2", "b1")
+	h.pass(time.Second)
+	h.saved("md-c7", 0, func(c *v1.Checkpoint) {
+		c.State, c.Ended, c.Taken = v1.CheckpointState_CHECKPOINT_STATE_PENDING, nil, nil
+	})
+	h.pass(2 * time.Minute)
+	if c := h.objects.Checkpoints["md-c7"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_CANCELLED {
+		t.Errorf("the checkpoint that waited is %v", c)
+	}
+	for name, c := range h.objects.Checkpoints {
+		if c.Suspends {
+			return
+		}
+		t.Logf("%s: %v", name, c)
+	}
+	t.Error("no checkpoint is made to suspend the cluster")
+}
+
 func TestWhatIsNotSuspended(t *testing.T) {
 	for name, change := range map[string]func(h *household){
 		"a cluster that has room":      func(h *household) { h.ownersBack(1000, "b1") },
