@@ -18,7 +18,7 @@ import (
 // saved adds a whole checkpoint of the household's cluster, with its files on a1.
 func (h *household) saved(name string, age time.Duration, change ...func(*v1.Checkpoint)) {
 	c := &v1.Checkpoint{Meta: &v1.Meta{Name: name, Uid: "uid-" + name, Owner: "ann", Created: timestamppb.New(h.now.Add(-age))}, Cluster: "md", ClusterUid: "uid-md",
-		State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Ended: timestamppb.New(h.now.Add(-age)), Taken: timestamppb.New(h.now.Add(-age))}
+		State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Started: timestamppb.New(h.now.Add(-age)), Ended: timestamppb.New(h.now.Add(-age)), Taken: timestamppb.New(h.now.Add(-age))}
 	for _, g := range GuestsOf(h.objects, "md") {
 		c.Members = append(c.Members, &v1.CheckpointMember{Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Index: g.Index, Host: g.Host, Epoch: g.Epoch, StartedEpoch: g.StartedEpoch,
 			File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + name + g.Meta.Name, Size: 1 << 20}, StateBytes: 2 << 20, Hosts: []string{"a1"}}})

@@ -122,11 +122,11 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	p.propose(checkpointsKey(cluster), c)
 }
 
-// savedSince reports whether a checkpoint was taken to suspend its cluster during a withdrawal. A checkpoint to which the cluster
-// has gone back was taken for an earlier one, and so was a checkpoint with a time in the future: the clock was set back since.
+// savedSince reports whether a checkpoint was begun to suspend its cluster during a withdrawal. A checkpoint to which the cluster
+// has gone back was made for an earlier one, and so was a checkpoint with a time in the future: the clock was set back since.
 func (p *pass) savedSince(cluster *v1.Cluster, c *v1.Checkpoint, w *v1.Withdrawal) bool {
-	taken := c.Taken.AsTime()
-	return c.Suspends && taken.After(w.Since.AsTime()) && !taken.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid
+	begun := c.Started.AsTime() // Taken may be later than the guests' states
+	return c.Suspends && begun.After(w.Since.AsTime()) && !begun.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid
 }
 
 // awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.

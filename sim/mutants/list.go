@@ -26,7 +26,7 @@ var mutants = []mutant{
 	// Suspension.
 	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "p.savedSince(cluster, latest, w) && ", ""}}},
 	{"a cluster is suspended twice with one checkpoint", []edit{{"core/suspend.go",
-		" && !taken.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid", ""}}},
+		" && !begun.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid", ""}}},
 	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
 	// Checkpoints.
 	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go", "STATE_STOPPING:  {stopped, ready,", "STATE_STOPPING:  {ready, ready,"}}},
