@@ -155,6 +155,7 @@ func (h *host) putBack(uid string, w *v1.VolumeWanted) {
 	}
 	d.facts, d.line, d.written, d.served, d.givenUp, d.sending = w.Facts, w.Restore.Id, 0, false, nil, nil
 	d.restored = append(d.restored, w.Restore.Id)
+	h.sim.acked[uid] = acked{line: d.line} // what was written after the checkpoint is given up
 	h.sim.tell(h.name, "volume %s is put back: %s", uid, d.line)
 	h.sim.checkDisks()
 }
