@@ -54,7 +54,7 @@ const maxSteps = 10_000
 // result says what limits the answer.
 func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	s := newSim(1, nil)
-	s.now, s.coolDown = p.begin(), 0
+	s.now, s.coolDown = p.begin(), 0 // the policy in the replay has its own
 	s.foresight = &foresight{policy: p.Policy, goOn: p.Go, traffic: p.Traffic}
 	s.install(p)
 	for _, samples := range p.Samples {

@@ -95,7 +95,7 @@ func bothHostsCrash(t *testing.T, p *program) {
 
 // siteIsLost cuts off the site of one guest and of the volume until both guests run at the other site, where the checkpoint has
 // copies. When the site comes back, its old copies are not used, and the program's answer is right. A cluster without leases keeps
-// its guests over the cut, and what they sent meanwhile arrives.
+// its guests over the cut, and what they sent meanwhile arrives. This is the last step: it ends the program.
 func siteIsLost(t *testing.T, p *program) {
 	if guests := guestsOf(t, "lasts"); guests[0].Host[:1] == guests[1].Host[:1] {
 		moveAway(t, "lasts-1")
