@@ -50,11 +50,12 @@ ALONE := TestAbstractProcessors
 test-system: build ## tests of the whole system, in labs with real guests (root)
 	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in two labs with real guests at a time"
-	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2
+	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2 || { scripts/failures build/log/test-half-*.log; exit 1; }
 	@$(if $(WATARI_TEST_FULL),$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 20m -run '^($(ALONE))$$' ./test/)
 test-half-%:
 	@set -o pipefail; tests=$$($(GO) test -list . ./test | grep -vxE '$(if $(WATARI_TEST_FULL),$(ALONE))' | awk '/^Test/ && int(NR / 11) % 2 == $* - 1' | paste -sd'|') && \
-		WATARI_TEST_HALF=$* $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 80m -run "^($$tests)\$$" ./test/ | sed -u 's/^/$*: /'
+		WATARI_TEST_HALF=$* $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 80m -run "^($$tests)\$$" ./test/ | \
+		tee build/log/test-half-$*.log | sed -u 's/^/$*: /'
 
 # Most packages' tests wait more than they compute, so more of them run at a time than there are cores. Those that take minutes begin
 # first. lint vets all code, so the tests need not.

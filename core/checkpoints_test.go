@@ -26,7 +26,12 @@ func (h *household) saved(name string, age time.Duration, change ...func(*v1.Che
 	for _, change := range change {
 		change(c)
 	}
-	h.objects.Checkpoints[name] = c
+	h.write(c)
+}
+
+// write writes an object as the store does, so that later passes see it: they look at what has changed.
+func (h *household) write(object Object) {
+	h.objects = h.objects.Apply(Change{Ops: []Op{{Kind: Create, Object: object}}})
 }
 
 func (h *household) admission() *Admission {

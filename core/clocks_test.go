@@ -36,14 +36,17 @@ func TestACheckpointOfAnEarlierSuspensionIsNotUsedAgain(t *testing.T) {
 		ahead    time.Duration
 		restored bool
 	}{
-		"the clock was ahead": {ahead: 10 * time.Minute},
+		"the clock was ahead":                                           {ahead: 10 * time.Minute},
+		"the clock was ahead by less than the policy waits":             {ahead: 2 * time.Minute},
 		"the clock was a little ahead, and the cluster went back to it": {ahead: time.Minute, restored: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHousehold(t, suspending, 1)
 			md := h.objects.Clusters["md"]
 			md.CheckpointRecipient = "public"
-			h.saved("md-c1", -c.ahead, func(c *v1.Checkpoint) { c.Suspends, c.Meta.Created = true, timestamppb.New(h.now) })
+			h.saved("md-c1", -c.ahead, func(c *v1.Checkpoint) {
+				c.Suspends, c.Withdrawn, c.Meta.Created = true, timestamppb.New(h.now.Add(-time.Hour)), timestamppb.New(h.now)
+			})
 			if c.restored {
 				md.Restore = &v1.Restore{Checkpoint: "md-c1", CheckpointUid: "uid-md-c1", Policy: "harvest", State: v1.RestoreState_RESTORE_STATE_DONE, Ended: timestamppb.New(h.now)}
 			}

@@ -78,7 +78,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		}
 	}
 	latest := latestCheckpoint(p.Objects, cluster, nil)
-	if latest != nil && p.savedSince(cluster, latest, w) && sameMembers(latest, guests) == "" {
+	if latest != nil && savedFor(latest, w) && sameMembers(latest, guests) == "" {
 		if by := latest.Ended.AsTime().Add(suspendCopied); p.index.uncopied[latest] && p.Now.Before(by) && p.awaitsCopies(latest) {
 			p.again = earlier(p.again, by)
 			return
@@ -115,18 +115,17 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		}
 	}
 	made := newCheckpoint(p.Objects, cluster, "to suspend the cluster: no host has room for guest "+g.Meta.Name)
-	made.Suspends = true
+	made.Suspends, made.Withdrawn = true, w.Since
 	var c Change
 	c.write(Create, made)
 	c.write(Expect, cluster)
 	p.propose(checkpointsKey(cluster), c)
 }
 
-// savedSince reports whether a checkpoint was begun to suspend its cluster during a withdrawal. A checkpoint to which the cluster
-// has gone back was made for an earlier one, and so was a checkpoint with a time in the future: the clock was set back since.
-func (p *pass) savedSince(cluster *v1.Cluster, c *v1.Checkpoint, w *v1.Withdrawal) bool {
-	begun := c.Started.AsTime() // Taken may be later than the guests' states
-	return c.Suspends && begun.After(w.Since.AsTime()) && !begun.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid
+// savedFor reports whether a checkpoint was made to suspend its cluster because of a withdrawal. Times of the two are not put in
+// order: the clock may have been set back between them.
+func savedFor(c *v1.Checkpoint, w *v1.Withdrawal) bool {
+	return c.Suspends && proto.Equal(c.Withdrawn, w.Since)
 }
 
 // awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.

@@ -32,16 +32,13 @@ func (h *household) ownerLeaves(name string) {
 // finish ends the checkpoint that is under way as whole, with its files on these hosts.
 func (h *household) finish(hosts ...string) {
 	h.t.Helper()
-	made := h.objects.Checkpoints["md-c1"]
 	h.saved("md-c1", 0, func(c *v1.Checkpoint) {
-		c.Suspends, c.Meta = made.Suspends, made.Meta
+		made := h.objects.Checkpoints["md-c1"]
+		c.Suspends, c.Withdrawn, c.Meta = made.Suspends, made.Withdrawn, made.Meta
 		for _, m := range c.Members {
 			m.File.Hosts = hosts
 		}
 	})
-	done := h.objects.Checkpoints["md-c1"]
-	h.objects.Checkpoints["md-c1"] = made
-	h.objects = h.objects.Apply(Change{Ops: []Op{{Kind: Update, Object: done}}})
 }
 
 // suspended returns a household whose cluster is suspended: the owners of all hosts are back.

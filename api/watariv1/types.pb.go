@@ -4366,7 +4366,8 @@ type Checkpoint struct {
 	Verification *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`               // the latest
 	LeftBefore   []*CheckpointNumbers   `protobuf:"bytes,20,rep,name=left_before,json=leftBefore,proto3" json:"left_before,omitempty"` // left_behind of its cluster or volume when it was made
 	// left: its cluster or volume has left it behind. Only a person who names it restores it. Set in answers, not stored.
-	Left          bool `protobuf:"varint,21,opt,name=left,proto3" json:"left,omitempty"`
+	Left          bool                   `protobuf:"varint,21,opt,name=left,proto3" json:"left,omitempty"`
+	Withdrawn     *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"` // since when the host was withdrawn whose guest makes it suspend the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4546,6 +4547,13 @@ func (x *Checkpoint) GetLeft() bool {
 		return x.Left
 	}
 	return false
+}
+
+func (x *Checkpoint) GetWithdrawn() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return nil
 }
 
 // CheckpointNumbers are the checkpoints of a cluster or a volume whose names have a number greater than after, and at most upto.
@@ -7646,7 +7654,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xb1\x06\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xeb\x06\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -7672,7 +7680,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\x12=\n" +
 	"\vleft_before\x18\x14 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
 	"leftBefore\x12\x12\n" +
-	"\x04left\x18\x15 \x01(\bR\x04left\"=\n" +
+	"\x04left\x18\x15 \x01(\bR\x04left\x128\n" +
+	"\twithdrawn\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\twithdrawn\"=\n" +
 	"\x11CheckpointNumbers\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\rR\x04upto\"\xfa\x01\n" +
@@ -8257,62 +8266,63 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	50,  // 73: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	54,  // 74: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	53,  // 75: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	10,  // 76: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	84,  // 77: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	84,  // 78: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 79: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	84,  // 80: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	84,  // 81: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	18,  // 82: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	13,  // 83: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	55,  // 84: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	56,  // 85: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	84,  // 86: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	58,  // 87: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
-	53,  // 88: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
-	12,  // 89: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	84,  // 90: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	84,  // 91: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
-	59,  // 92: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	61,  // 93: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
-	62,  // 94: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
-	9,   // 95: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	49,  // 96: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	18,  // 97: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	82,  // 98: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	15,  // 99: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	18,  // 100: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	66,  // 101: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	14,  // 102: watari.v1.Run.state:type_name -> watari.v1.RunState
-	84,  // 103: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	84,  // 104: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	83,  // 105: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 106: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 107: watari.v1.User.role:type_name -> watari.v1.Role
-	68,  // 108: watari.v1.User.quota:type_name -> watari.v1.Quota
-	84,  // 109: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 110: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	84,  // 111: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 112: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	84,  // 113: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	84,  // 114: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 115: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	84,  // 116: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	84,  // 117: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	76,  // 118: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 119: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	77,  // 120: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	77,  // 121: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	79,  // 122: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	42,  // 123: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	80,  // 124: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 125: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 126: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	127, // [127:127] is the sub-list for method output_type
-	127, // [127:127] is the sub-list for method input_type
-	127, // [127:127] is the sub-list for extension type_name
-	127, // [127:127] is the sub-list for extension extendee
-	0,   // [0:127] is the sub-list for field type_name
+	84,  // 76: watari.v1.Checkpoint.withdrawn:type_name -> google.protobuf.Timestamp
+	10,  // 77: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	84,  // 78: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	84,  // 79: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 80: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	84,  // 81: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	84,  // 82: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 83: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 84: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	55,  // 85: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 86: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	84,  // 87: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	58,  // 88: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	53,  // 89: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
+	12,  // 90: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	84,  // 91: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	84,  // 92: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	59,  // 93: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	61,  // 94: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	62,  // 95: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 96: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	49,  // 97: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 98: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	82,  // 99: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 100: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 101: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	66,  // 102: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 103: watari.v1.Run.state:type_name -> watari.v1.RunState
+	84,  // 104: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	84,  // 105: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	83,  // 106: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 107: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 108: watari.v1.User.role:type_name -> watari.v1.Role
+	68,  // 109: watari.v1.User.quota:type_name -> watari.v1.Quota
+	84,  // 110: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 111: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	84,  // 112: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 113: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	84,  // 114: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	84,  // 115: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 116: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	84,  // 117: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	84,  // 118: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	76,  // 119: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 120: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	77,  // 121: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	77,  // 122: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	79,  // 123: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	42,  // 124: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	80,  // 125: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 126: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 127: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	128, // [128:128] is the sub-list for method output_type
+	128, // [128:128] is the sub-list for method input_type
+	128, // [128:128] is the sub-list for extension type_name
+	128, // [128:128] is the sub-list for extension extendee
+	0,   // [0:128] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

@@ -24,9 +24,9 @@ var mutants = []mutant{
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = at\n", "		_ = at\n"}}},
 	// Suspension.
-	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "p.savedSince(cluster, latest, w) && ", ""}}},
+	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "savedFor(latest, w) && ", ""}}},
 	{"a cluster is suspended twice with one checkpoint", []edit{{"core/suspend.go",
-		" && !begun.After(p.Now) && cluster.GetRestore().GetCheckpointUid() != c.Meta.Uid", ""}}},
+		" && proto.Equal(c.Withdrawn, w.Since)", ""}}},
 	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
 	// Checkpoints.
 	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go", "STATE_STOPPING:  {stopped, ready,", "STATE_STOPPING:  {ready, ready,"}}},
