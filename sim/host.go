@@ -61,6 +61,7 @@ type host struct {
 	disks               map[string]*disk           // volumes, by uid
 	failing             map[string]bool            // volumes that the host could not put back, by uid
 	received            map[string]*received       // copies of volumes that other hosts send, by uid
+	diskWork, copyWork  map[string]bool            // volumes whose disk, or copy from another host, is worked on, by uid
 	claims              map[string]*v1.VolumeFacts // volumes that the host reports and does not have, by uid
 	libvirt             libvirtState
 	waiting             []func() // calls that hang until libvirt goes on
@@ -119,7 +120,7 @@ type copyOf struct {
 
 func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{},
-		disks: map[string]*disk{}, received: map[string]*received{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, verifying: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
+		disks: map[string]*disk{}, received: map[string]*received{}, diskWork: map[string]bool{}, copyWork: map[string]bool{}, indexed: map[string]string{}, verified: map[fileOf]verifiedFile{}, verifying: map[fileOf]verifiedFile{}, altered: map[fileOf]bool{},
 		refused: map[fileOf]bool{}, turnedDown: map[fileOf]bool{}, fetches: map[fileOf]int{}, failures: map[fileOf]int{}, claims: map[string]*v1.VolumeFacts{}, failing: map[string]bool{}}
 }
 
@@ -188,12 +189,13 @@ func (h *host) startAgent() {
 	h.ticking = time.Time{}
 	h.agent = machine.New(h.now(), machine.Config{Host: h.name, BootID: h.boot}, loaded)
 	h.sim.tell(h.name, "its agent starts")
+	clear(h.diskWork)
+	clear(h.copyWork)
 	for _, d := range h.disks {
-		d.working = false
 		d.sending = nil
 	}
 	for _, r := range h.received {
-		r.working, r.ready = false, false
+		r.ready = false
 	}
 	h.dial()
 	h.pump()

@@ -30,7 +30,6 @@ type received struct {
 	content
 	move, copy string
 	ready      bool
-	working    bool
 }
 
 // sending is the copying of a disk to another host.
@@ -54,9 +53,9 @@ func (h *host) workOnCopies() {
 	for _, uid := range slices.Sorted(maps.Keys(h.volumeOrders)) {
 		w, r := h.volumeOrders[uid], h.received[uid]
 		switch {
-		case r != nil && r.working:
+		case h.copyWork[uid]:
 		case r != nil && w.Drop != "" && w.Drop == r.copy:
-			h.onCopy(r, func() {
+			h.onCopy(uid, func() {
 				if h.received[uid] == r {
 					h.sim.checkDrop(h, uid, r)
 					delete(h.received, uid)
@@ -64,30 +63,26 @@ func (h *host) workOnCopies() {
 			})
 		case w.Receive == nil:
 		case r == nil:
-			h.onCopy(nil, func() {
+			h.onCopy(uid, func() {
 				if w := h.volumeOrders[uid]; h.received[uid] == nil && w.GetReceive() != nil {
 					h.received[uid] = &received{move: w.Receive.Move, copy: h.sim.store.uid(), content: content{line: "empty"}}
 				}
 			})
 		case r.move == w.Receive.Move && !r.ready:
-			h.onCopy(r, func() { r.ready = true })
+			h.onCopy(uid, func() { r.ready = true })
 		}
 	}
 }
 
-// onCopy does something with a copy after a delay, unless the agent has ended meanwhile.
-func (h *host) onCopy(r *received, do func()) {
-	if r != nil {
-		r.working = true
-	}
+// onCopy does something with the copy of a volume after a delay, unless the agent has ended meanwhile.
+func (h *host) onCopy(uid string, do func()) {
+	h.copyWork[uid] = true
 	life := h.life
 	h.sim.after(h.sim.between(10*time.Millisecond, time.Second), func() {
-		if r != nil {
-			r.working = false
-		}
 		if h.life != life || h.agent == nil {
 			return
 		}
+		delete(h.copyWork, uid)
 		if !h.full {
 			do()
 			h.report()

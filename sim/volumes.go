@@ -21,7 +21,6 @@ type disk struct {
 	facts *v1.VolumeFacts
 	content
 	served  bool
-	working bool
 	sending *sending          // it is being copied to another host; nil: it is not
 	givenUp *v1.VolumeGivenUp // it was given up to another host; nil: it was not
 }
@@ -51,24 +50,24 @@ func (h *host) workOnVolumes() {
 			continue // it is about a copy
 		}
 		switch {
-		case d != nil && d.working:
+		case h.diskWork[uid]:
 		case w.Discard && d == nil:
 			if h.failing[uid] { // it could not be made
 				delete(h.failing, uid)
 				h.report()
 			}
 		case w.Discard:
-			h.onVolume(uid, d, func() {
+			h.onVolume(uid, func() {
 				h.sim.checkDiscard(h, uid, d)
 				delete(h.disks, uid)
 			})
 		case w.Adopt != nil && (d == nil || d.facts.Generation < w.Facts.Generation):
 			if h.received[uid] != nil {
-				h.onVolume(uid, d, func() { h.adopts(uid, w) })
+				h.onVolume(uid, func() { h.adopts(uid, w) })
 			}
 		case d != nil && d.givenUp != nil && (w.Restore == nil || w.Facts.Generation <= d.facts.Generation):
 			if d.givenUp.Move == w.TakeBack {
-				h.onVolume(uid, d, func() {
+				h.onVolume(uid, func() {
 					d.givenUp = nil
 					h.sim.count("volume taken back")
 				})
@@ -86,13 +85,13 @@ func (h *host) workOnVolumes() {
 				}
 				continue
 			}
-			h.onVolume(uid, d, func() {
+			h.onVolume(uid, func() {
 				if now := h.volumeOrders[uid]; now.GetRestore().GetId() == w.Restore.Id && h.readAll(w.Restore, uid) {
 					h.putBack(uid, w)
 				}
 			})
 		case d == nil && w.Make:
-			h.onVolume(uid, d, func() {
+			h.onVolume(uid, func() {
 				if h.disks[uid] != nil {
 					return
 				}
@@ -102,7 +101,7 @@ func (h *host) workOnVolumes() {
 				h.disks[uid] = &disk{facts: w.Facts, content: content{line: "new"}}
 			})
 		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
-			h.onVolume(uid, d, func() {
+			h.onVolume(uid, func() {
 				if w.Facts.Generation > d.facts.Generation {
 					h.sim.checkLatest(h, uid, d)
 				}
@@ -122,19 +121,15 @@ func (h *host) workOnVolumes() {
 	}
 }
 
-// onVolume does something with a disk after a delay, unless the agent has ended meanwhile. d is nil if there is no disk yet.
-func (h *host) onVolume(uid string, d *disk, do func()) {
-	if d != nil {
-		d.working = true
-	}
+// onVolume does something with the disk of a volume after a delay, unless the agent has ended meanwhile.
+func (h *host) onVolume(uid string, do func()) {
+	h.diskWork[uid] = true
 	life := h.life
 	h.sim.after(h.sim.between(50*time.Millisecond, 2*time.Second), func() {
-		if d != nil {
-			d.working = false
-		}
 		if h.life != life || h.agent == nil {
 			return
 		}
+		delete(h.diskWork, uid)
 		if h.failing[uid] = h.full; !h.full {
 			do()
 		}

@@ -66,7 +66,7 @@ func TestProgramOverTwoSites(t *testing.T) {
 // with each transport.
 func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 	newCluster(t, "melt", 2, "--spread", "site")
-	undisturbed(t, "melt", 120)
+	undisturbed(t, "melt", 240)
 	// moved runs LAMMPS while a guest moves, and returns the run's output.
 	moved := func(t *testing.T, name string, steps int, more ...string) (out string) {
 		unmarked := mark(t, "melt-0", "melt-1")
@@ -92,7 +92,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		if !wholeHosts {
 			behindNAT(t, "b")
 		}
-		moved(t, "melt-tcp", 120)
+		moved(t, "melt-tcp", 240)
 	})
 	t.Run("over PM", func(t *testing.T) { carriedByPM(t, moved(t, "melt-pm", 60, overPM...), 2, 5e6) })
 }
