@@ -50,6 +50,7 @@ ALONE := TestAbstractProcessors
 test-system: build ## tests of the whole system, in labs with real guests (root)
 	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in two labs with real guests at a time"
+	@rm -f build/log/test-half-*.log
 	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2 || { scripts/failures build/log/test-half-*.log; exit 1; }
 	@$(if $(WATARI_TEST_FULL),$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 20m -run '^($(ALONE))$$' ./test/)
 test-half-%:

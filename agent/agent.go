@@ -112,7 +112,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.checkpoints = newCheckpointKeeper(a)
 	a.volumes = newVolumeKeeper(a)
 	a.storage = newStorageKeeper(a)
-	a.leases = &leaseKeeper{agent: a, watchdog: config.Watchdog, clock: watchdog.Clock, told: true}
+	a.leases = &leaseKeeper{agent: a, watchdog: config.Watchdog, clock: watchdog.Clock, renewed: make(chan struct{}, 1), told: true}
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

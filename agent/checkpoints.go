@@ -96,6 +96,7 @@ type checkpointKeeper struct {
 	log   *slog.Logger
 
 	mu       sync.Mutex
+	turns    uint64                  // numbers what was begun
 	cuts     map[string]*cut         // being made, or failed; by checkpoint
 	copies   map[fileKey]*volumeCopy // volumes' copies that are being made, or have failed
 	files    map[fileKey]savedFile
@@ -443,12 +444,42 @@ func (k *checkpointKeeper) recover(ctx context.Context) {
 	}
 }
 
+// awaitEarlier waits until no checkpoint of a guest or volume that was begun before is under way. It may have been given up, and QEMU
+// makes one snapshot at a time.
+func (k *checkpointKeeper) awaitEarlier(ctx context.Context, uid string, turn uint64) error {
+	for k.earlier(uid, turn) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("an earlier checkpoint of it has not ended: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// earlier reports whether a checkpoint of a guest or volume that was begun before is under way.
+func (k *checkpointKeeper) earlier(uid string, turn uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.cuts {
+		if !c.over && c.turn < turn && c.has(uid) {
+			return true
+		}
+	}
+	for key, c := range k.copies {
+		if !c.over && c.turn < turn && key.guest == uid {
+			return true
+		}
+	}
+	return false
+}
+
 // taking reports whether this agent is making a checkpoint of a guest.
 func (k *checkpointKeeper) taking(uid string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range k.cuts {
-		if !c.over && slices.ContainsFunc(c.members, func(m *member) bool { return m.wanted.GuestUid == uid }) {
+		if !c.over && c.has(uid) {
 			return true
 		}
 	}

@@ -122,6 +122,38 @@ func (f *failing) Fetch(_ context.Context, _ *v1.Blob, path string, _ func(strin
 }
 
 // A failed fetch causes no new orders from the manager.
+// A checkpoint waits for one of the same guest or volume that was begun before and has not ended on this host, and for no later one.
+func TestACheckpointWaitsForTheOneBefore(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	first, other, second := newOrdered(k), newOrdered(k), newOrdered(k)
+	k.cuts["first"] = &cut{ordered: first, members: []*member{{wanted: &v1.CheckpointWanted{GuestUid: "g"}}}}
+	k.copies[fileKey{"other", "v"}] = &volumeCopy{ordered: other}
+	k.cuts["second"] = &cut{ordered: second, members: []*member{{wanted: &v1.CheckpointWanted{GuestUid: "g"}}}}
+	k.cuts["an earlier agent's"] = &cut{over: true}
+	for _, c := range []struct {
+		uid   string
+		turn  uint64
+		waits bool
+	}{{"g", first.turn, false}, {"g", second.turn, true}, {"v", other.turn, false}, {"v", second.turn, true}, {"x", second.turn, false}} {
+		if waits := k.earlier(c.uid, c.turn); waits != c.waits {
+			t.Errorf("%s at turn %d waits: %v", c.uid, c.turn, waits)
+		}
+	}
+	ended := make(chan error)
+	go func() { ended <- k.awaitEarlier(t.Context(), "g", second.turn) }()
+	select {
+	case err := <-ended:
+		t.Errorf("it does not wait: %v", err)
+	case <-time.After(150 * time.Millisecond):
+	}
+	k.mu.Lock()
+	k.cuts["first"].over = true
+	k.mu.Unlock()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAFileThatCouldNotBeFetchedIsFetchedAgain(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
 	images := &failing{}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,10 +62,13 @@ type ordered struct {
 	mu    *sync.Mutex // checkpointKeeper's
 	order v1.CheckpointOrder
 	token chan struct{} // has a token when order has changed
+	turn  uint64        // higher than those of what was begun before
 }
 
+// newOrdered begins with the order to prepare. k.mu is held.
 func newOrdered(k *checkpointKeeper) *ordered {
-	return &ordered{mu: &k.mu, order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, token: make(chan struct{}, 1)}
+	k.turns++
+	return &ordered{mu: &k.mu, order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, token: make(chan struct{}, 1), turn: k.turns}
 }
 
 // set takes an order; mu is held. It ignores an order that is not later than the present one.
@@ -135,6 +139,11 @@ func (c *cut) report() (list []*v1.CheckpointObserved) {
 			StoodMs: uint32(m.stood.Milliseconds()), Busy: !c.over})
 	}
 	return list
+}
+
+// has reports whether the checkpoint has a guest. k.mu is held.
+func (c *cut) has(uid string) bool {
+	return slices.ContainsFunc(c.members, func(m *member) bool { return m.wanted.GuestUid == uid })
 }
 
 // enter sets the phase of all guests.
@@ -252,6 +261,11 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 	saver := k.agent.config.Saver
 	if saver == nil {
 		return nil, errors.New("this host cannot save guests")
+	}
+	for _, m := range c.members {
+		if err := k.awaitEarlier(ctx, m.wanted.GuestUid, c.turn); err != nil {
+			return nil, err
+		}
 	}
 	var guests []hold.Guest
 	for _, m := range c.members {

@@ -33,6 +33,8 @@ type leaseKeeper struct {
 	watchdog Watchdog             // nil: the host takes no guests with leases
 	clock    func() time.Duration // since the host's boot
 
+	renewed chan struct{} // has a token when leases were renewed
+
 	telling sync.Mutex // serializes calls of the watchdog, so that each has newer leases than the one before
 	told    bool       // the watchdog knows a guest; under telling
 
@@ -40,8 +42,7 @@ type leaseKeeper struct {
 	problem string // empty: none
 }
 
-// tellEvery is how often the agent tells the watchdog the leases. The watchdog may have been killed, and leases are renewed
-// every second.
+// tellEvery is how often the agent tells the watchdog the leases, if they are not renewed: the watchdog may have been killed.
 const tellEvery = time.Second
 
 // run keeps the watchdog's leases up to date.
@@ -52,6 +53,8 @@ func (k *leaseKeeper) run(ctx context.Context) {
 		_ = k.keep() // a failure is reported as a problem
 		select {
 		case <-tick.C:
+		case <-k.renewed:
+			tick.Reset(tellEvery)
 		case <-ctx.Done():
 			return
 		}
@@ -129,6 +132,7 @@ func (s service) RenewLeases(_ context.Context, r *connect.Request[v1.RenewLease
 	boot := s.config.Info.GetBootId()
 	if m := r.Msg; m.HeardNs > 0 && m.BootId == boot {
 		s.feed(func(machine *machine.Machine, now time.Time) { machine.Renew(now, time.Duration(m.HeardNs), m.Guests) })
+		poke(s.leases.renewed)
 	}
 	return connect.NewResponse(&v1.RenewLeasesResponse{BootId: boot, NowNs: uint64(s.leases.clock())}), nil
 }

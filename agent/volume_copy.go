@@ -57,6 +57,7 @@ func (c *volumeCopy) enter(phase v1.CheckpointPhase) {
 }
 
 func (c *volumeCopy) run(ctx context.Context) {
+	begun := time.Now()
 	f, err := c.make(ctx)
 	if err == nil {
 		err = c.keeper.describeNew(c.key, f)
@@ -74,6 +75,7 @@ func (c *volumeCopy) run(ctx context.Context) {
 	} else {
 		k.files[c.key] = f
 		delete(k.copies, c.key)
+		k.log.Info("a checkpoint of a volume is written", "checkpoint", c.key.checkpoint, "volume", c.wanted.Guest, "took", time.Since(begun))
 	}
 	k.mu.Unlock()
 	k.agent.publish()
@@ -84,6 +86,9 @@ func (c *volumeCopy) make(ctx context.Context) (f savedFile, err error) {
 	k := c.keeper
 	recipient, err := age.ParseX25519Recipient(c.wanted.Recipient)
 	if err != nil {
+		return f, err
+	}
+	if err := k.awaitEarlier(ctx, c.key.guest, c.turn); err != nil {
 		return f, err
 	}
 	disk, user, err := k.agent.volumes.disk(c.key.guest)

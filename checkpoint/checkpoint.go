@@ -19,6 +19,8 @@ import (
 const (
 	PendingWait = 10 * time.Minute // for guests to run and moves to end
 	PrepareWait = time.Minute
+	// PrepareAway is how long a host may be disconnected before the guests are stopped.
+	PrepareAway = 10 * time.Second
 	StopWait    = 2 * time.Second
 	FreezeWait  = time.Second
 	TakeWait    = 5 * time.Second
@@ -41,6 +43,8 @@ type Member struct {
 	Running bool
 	// Moving: a move of the guest is under way.
 	Moving bool
+	// Saving: the host still works on another checkpoint of it, which may have been given up.
+	Saving bool
 	// Report is the host's report of this guest for this checkpoint; nil: none.
 	Report *v1.CheckpointObserved
 }
@@ -126,7 +130,7 @@ const (
 )
 
 var stages = map[v1.CheckpointState]stage{
-	v1.CheckpointState_CHECKPOINT_STATE_PREPARING: {ready, ready, v1.CheckpointState_CHECKPOINT_STATE_STOPPING, PrepareWait, 0, "make ready"},
+	v1.CheckpointState_CHECKPOINT_STATE_PREPARING: {ready, ready, v1.CheckpointState_CHECKPOINT_STATE_STOPPING, PrepareWait, PrepareAway, "make ready"},
 	v1.CheckpointState_CHECKPOINT_STATE_STOPPING:  {stopped, ready, v1.CheckpointState_CHECKPOINT_STATE_FREEZING, StopWait, 0, "stop it"},
 	v1.CheckpointState_CHECKPOINT_STATE_FREEZING:  {stopped, taken, v1.CheckpointState_CHECKPOINT_STATE_TAKING, FreezeWait, 0, "begin a copy of it"},
 	v1.CheckpointState_CHECKPOINT_STATE_TAKING:    {taken, taken, v1.CheckpointState_CHECKPOINT_STATE_WRITING, TakeWait, TakeWait, "take its state"},
@@ -191,6 +195,8 @@ func pending(c *v1.Checkpoint, o Observed) Decision {
 		switch {
 		case p.Moving:
 			waits = fmt.Sprintf("waits until the move of %s has ended", p)
+		case p.Saving:
+			waits = fmt.Sprintf("waits until an earlier checkpoint of %s has ended", p)
 		case !p.Connected && p.record.Host != "":
 			waits = fmt.Sprintf("waits for host %s to be connected", p.record.Host)
 		case !p.Running && p.volume:

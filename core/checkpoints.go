@@ -124,7 +124,14 @@ func (p *pass) heldByCheckpoint(g *v1.Guest) bool {
 		return true
 	}
 	report, _, _ := p.Observed(g.Host)
-	return slices.ContainsFunc(report.GetCheckpoints(), func(o *v1.CheckpointObserved) bool { return o.GuestUid == g.Meta.Uid && o.Busy })
+	return saving(report, g.Meta.Uid, nil)
+}
+
+// saving reports whether a host works on a checkpoint of a guest or volume, other than c.
+func saving(report *v1.HostObserved, uid string, c *v1.Checkpoint) bool {
+	return slices.ContainsFunc(report.GetCheckpoints(), func(o *v1.CheckpointObserved) bool {
+		return o.GuestUid == uid && o.Busy && o.CheckpointId != c.GetMeta().GetUid()
+	})
 }
 
 // checkpoints decides about all checkpoints.
@@ -237,7 +244,7 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	for _, m := range c.Members {
 		g := p.working.Guests[m.Guest]
 		report, since, connected := p.Observed(m.Host)
-		seen := checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid)}
+		seen := checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid), Saving: saving(report, m.GuestUid, c)}
 		if !connected {
 			seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
 		}
@@ -272,7 +279,7 @@ func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
 	m := c.Volume
 	v := p.working.Volumes[m.Guest]
 	report, since, connected := p.Observed(m.Host)
-	seen := &checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid)}
+	seen := &checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid), Saving: saving(report, m.GuestUid, c)}
 	if !connected {
 		seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
 	}

@@ -38,6 +38,24 @@ func (h *household) admission() *Admission {
 	return &Admission{Objects: h.objects, Caller: Caller{Name: "root", Admin: true}, Reports: h.reports(), Now: h.now, Began: h.core.Began}
 }
 
+// A checkpoint that was given up may still be written by a host. The next one of the guest waits.
+func TestACheckpointWaitsForWhatAHostStillWrites(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.files = map[string][]*v1.CheckpointObserved{"a1": {{CheckpointId: "c", GuestUid: h.objects.Guests["md-0"].Meta.Uid, Busy: true}}}
+	h.saved("md-c7", 0, func(c *v1.Checkpoint) {
+		c.State, c.Ended, c.Taken = v1.CheckpointState_CHECKPOINT_STATE_PENDING, nil, nil
+	})
+	h.pass(time.Second)
+	if c := h.objects.Checkpoints["md-c7"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_PENDING || !strings.Contains(c.Message, "an earlier checkpoint of guest md-0") {
+		t.Errorf("it is %v: %s", c.State, c.Message)
+	}
+	h.files = nil
+	h.pass(time.Second)
+	if c := h.objects.Checkpoints["md-c7"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
+		t.Errorf("afterwards it is %v: %s", c.State, c.Message)
+	}
+}
+
 // Checkpoints that a cluster left behind do not replace the one to which it went back.
 func TestACheckpointIsKeptThoughNewerOnesWereLeftBehind(t *testing.T) {
 	h := newHousehold(t, "", 2)

@@ -29,36 +29,36 @@ func TestOrdersFollowAClockThatIsSetBack(t *testing.T) {
 	}
 }
 
-// A checkpoint that was taken while the clock was ahead, and one to which the cluster has gone back, were not taken for the
-// present suspension.
+// A checkpoint that was made for another withdrawal, that ended while the clock was ahead, or that was made long before does not have
+// the present state of the guests.
 func TestACheckpointOfAnEarlierSuspensionIsNotUsedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
-		ahead    time.Duration
-		restored bool
+		ended   time.Duration // after the withdrawal's beginning, by the clock
+		another bool          // withdrawal
 	}{
-		"the clock was ahead":                                           {ahead: 10 * time.Minute},
-		"the clock was ahead by less than the policy waits":             {ahead: 2 * time.Minute},
-		"the clock was a little ahead, and the cluster went back to it": {ahead: time.Minute, restored: true},
+		"another withdrawal": {ended: -time.Minute, another: true},
+		"another withdrawal, before the clock was set back": {ended: time.Minute, another: true},
+		"the clock was set back":                            {ended: 10 * time.Minute},
+		"long before":                                       {ended: -10 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHousehold(t, suspending, 1)
-			md := h.objects.Clusters["md"]
-			md.CheckpointRecipient = "public"
-			h.saved("md-c1", -c.ahead, func(c *v1.Checkpoint) {
-				c.Suspends, c.Withdrawn, c.Meta.Created = true, timestamppb.New(h.now.Add(-time.Hour)), timestamppb.New(h.now)
-			})
-			if c.restored {
-				md.Restore = &v1.Restore{Checkpoint: "md-c1", CheckpointUid: "uid-md-c1", Policy: "harvest", State: v1.RestoreState_RESTORE_STATE_DONE, Ended: timestamppb.New(h.now)}
-			}
+			h.objects.Clusters["md"].CheckpointRecipient = "public"
 			h.pass(0)
 			h.ownersBack(0.1, "a1", "a2", "b1")
 			h.pass(time.Second)
-			h.pass(4 * time.Minute)
-			if now := h.objects.Clusters["md"].Restore; now != md.Restore {
-				t.Errorf("the cluster goes back to %s", now.Checkpoint)
+			h.saved("md-c1", -c.ended, func(made *v1.Checkpoint) {
+				made.Suspends, made.WithdrawnSince = true, h.objects.Hosts["a1"].Withdrawn[0].Since
+				if c.another {
+					made.WithdrawnSince = timestamppb.New(h.now.Add(-time.Hour))
+				}
+			})
+			h.pass(2 * time.Minute)
+			if restore := h.objects.Clusters["md"].Restore; restore != nil {
+				t.Errorf("the cluster goes back to %s", restore.Checkpoint)
 			}
-			if c := h.objects.Checkpoints["md-c2"]; !c.GetSuspends() {
-				t.Errorf("it is not saved: %v", c)
+			if made := h.objects.Checkpoints["md-c2"]; !made.GetSuspends() {
+				t.Errorf("it is not saved: %v", made)
 			}
 		})
 	}

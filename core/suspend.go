@@ -78,7 +78,7 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		}
 	}
 	latest := latestCheckpoint(p.Objects, cluster, nil)
-	if latest != nil && savedFor(latest, w) && sameMembers(latest, guests) == "" {
+	if latest != nil && p.savedNow(latest, guests) && sameMembers(latest, guests) == "" {
 		if by := latest.Ended.AsTime().Add(suspendCopied); p.index.uncopied[latest] && p.Now.Before(by) && p.awaitsCopies(latest) {
 			p.again = earlier(p.again, by)
 			return
@@ -115,17 +115,24 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 		}
 	}
 	made := newCheckpoint(p.Objects, cluster, "to suspend the cluster: no host has room for guest "+g.Meta.Name)
-	made.Suspends, made.Withdrawn = true, w.Since
+	made.Suspends, made.WithdrawnSince = true, w.Since
 	var c Change
 	c.write(Create, made)
 	c.write(Expect, cluster)
 	p.propose(checkpointsKey(cluster), c)
 }
 
-// savedFor reports whether a checkpoint was made to suspend its cluster because of a withdrawal. Times of the two are not put in
-// order: the clock may have been set back between them.
-func savedFor(c *v1.Checkpoint, w *v1.Withdrawal) bool {
-	return c.Suspends && proto.Equal(c.Withdrawn, w.Since)
+// suspendFresh is how old a checkpoint may be with which a cluster is suspended: what the guests compute after it is computed again.
+const suspendFresh = 2 * suspendCopied
+
+// savedNow reports whether a checkpoint was made a moment ago to suspend its cluster, because of a withdrawal that still holds of a
+// host of the guests. Whether it is later than the withdrawal's beginning is not asked: the clock may have been set back in between.
+func (p *pass) savedNow(c *v1.Checkpoint, guests []*v1.Guest) bool {
+	ended := c.Ended.AsTime()
+	return c.Suspends && !ended.After(p.Now) && p.Now.Before(ended.Add(suspendFresh)) && slices.ContainsFunc(guests, func(g *v1.Guest) bool {
+		w := policy.Withdrawn(p.Hosts[g.Host], policy.HarvestName)
+		return w != nil && proto.Equal(c.WithdrawnSince, w.Since)
+	})
 }
 
 // awaitsCopies reports whether a file of a checkpoint lacks copies and there is a host for one.

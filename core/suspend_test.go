@@ -34,7 +34,7 @@ func (h *household) finish(hosts ...string) {
 	h.t.Helper()
 	h.saved("md-c1", 0, func(c *v1.Checkpoint) {
 		made := h.objects.Checkpoints["md-c1"]
-		c.Suspends, c.Withdrawn, c.Meta = made.Suspends, made.Withdrawn, made.Meta
+		c.Suspends, c.WithdrawnSince, c.Meta = made.Suspends, made.WithdrawnSince, made.Meta
 		for _, m := range c.Members {
 			m.File.Hosts = hosts
 		}
@@ -194,6 +194,34 @@ func TestFilesAreCopiedBeforeAClusterIsSuspended(t *testing.T) {
 	h.pass(5 * time.Minute)
 	if restore := h.objects.Clusters["md"].Restore; restore.GetPolicy() != "harvest" {
 		t.Errorf("after five minutes the restore is %v", restore)
+	}
+}
+
+// A cluster with guests on two hosts is suspended with the checkpoint that was made for one of them, though the other host's owner
+// comes back while its files are copied.
+func TestAClusterOnTwoHostsIsSavedOnceForBothOwners(t *testing.T) {
+	h := newHousehold(t, suspending, 2)
+	h.objects.Clusters["md"].CheckpointRecipient = "public"
+	h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "a2", "boot-a2"
+	h.sharing = true
+	h.objects.Hosts["a1"].Info.MemoryBytes = 3 << 29 // no room for another guest
+	h.pass(0)
+	h.ownersBack(0.1, "a2", "b1")
+	h.pass(time.Second)
+	h.ownersBack(0.1, "a1")
+	h.pass(time.Minute)
+	h.pass(time.Minute)
+	if h.objects.Checkpoints["md-c1"] == nil {
+		t.Fatalf("checkpoints are %v", sortedKeys(h.objects.Checkpoints))
+	}
+	h.finish("a1")
+	h.pass(2 * time.Minute)
+	if names := sortedKeys(h.objects.Checkpoints); len(names) != 1 {
+		t.Fatalf("checkpoints are %v", names)
+	}
+	h.pass(3 * time.Minute)
+	if restore := h.objects.Clusters["md"].Restore; restore.GetCheckpoint() != "md-c1" {
+		t.Errorf("the restore is %v", restore)
 	}
 }
 

@@ -4366,10 +4366,10 @@ type Checkpoint struct {
 	Verification *Verification          `protobuf:"bytes,19,opt,name=verification,proto3" json:"verification,omitempty"`               // the latest
 	LeftBefore   []*CheckpointNumbers   `protobuf:"bytes,20,rep,name=left_before,json=leftBefore,proto3" json:"left_before,omitempty"` // left_behind of its cluster or volume when it was made
 	// left: its cluster or volume has left it behind. Only a person who names it restores it. Set in answers, not stored.
-	Left          bool                   `protobuf:"varint,21,opt,name=left,proto3" json:"left,omitempty"`
-	Withdrawn     *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"` // since when the host was withdrawn whose guest makes it suspend the cluster
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Left           bool                   `protobuf:"varint,21,opt,name=left,proto3" json:"left,omitempty"`
+	WithdrawnSince *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=withdrawn_since,json=withdrawnSince,proto3" json:"withdrawn_since,omitempty"` // if it suspends the cluster: of the host on which a guest found no other place
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Checkpoint) Reset() {
@@ -4549,9 +4549,9 @@ func (x *Checkpoint) GetLeft() bool {
 	return false
 }
 
-func (x *Checkpoint) GetWithdrawn() *timestamppb.Timestamp {
+func (x *Checkpoint) GetWithdrawnSince() *timestamppb.Timestamp {
 	if x != nil {
-		return x.Withdrawn
+		return x.WithdrawnSince
 	}
 	return nil
 }
@@ -7654,7 +7654,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xeb\x06\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xf6\x06\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -7680,8 +7680,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fverification\x18\x13 \x01(\v2\x17.watari.v1.VerificationR\fverification\x12=\n" +
 	"\vleft_before\x18\x14 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
 	"leftBefore\x12\x12\n" +
-	"\x04left\x18\x15 \x01(\bR\x04left\x128\n" +
-	"\twithdrawn\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\twithdrawn\"=\n" +
+	"\x04left\x18\x15 \x01(\bR\x04left\x12C\n" +
+	"\x0fwithdrawn_since\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\x0ewithdrawnSince\"=\n" +
 	"\x11CheckpointNumbers\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\rR\x04upto\"\xfa\x01\n" +
@@ -8266,7 +8266,7 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	50,  // 73: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	54,  // 74: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	53,  // 75: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	84,  // 76: watari.v1.Checkpoint.withdrawn:type_name -> google.protobuf.Timestamp
+	84,  // 76: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
 	10,  // 77: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
 	84,  // 78: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
 	84,  // 79: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp

@@ -146,10 +146,14 @@ func leasingHosts(s *store.Snapshot) []string {
 
 // call renews the leases of a host's guests, and keeps the time in the host's answer.
 func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesRequest) {
+	urgent := false
 	defer func() {
 		l.mu.Lock()
 		delete(l.asking, host)
 		l.mu.Unlock()
+		if urgent {
+			l.soon()
+		}
 	}()
 	client, err := l.deps.Sessions.HTTPClient(host)
 	if err != nil {
@@ -166,12 +170,11 @@ func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesR
 		return
 	}
 	l.mu.Lock()
-	first := l.heard[host].response.GetBootId() != response.Msg.BootId
-	l.heard[host] = heardTime{response.Msg, l.now()}
+	before, now := l.heard[host], l.now()
+	l.heard[host] = heardTime{response.Msg, now}
 	l.mu.Unlock()
-	if first { // only now can leases be renewed
-		l.soon()
-	}
+	// The next call renews from this answer on. After a gap, the leases are almost over.
+	urgent = before.response.GetBootId() != response.Msg.BootId || now-before.at > 2*renewEvery
 }
 
 // soon starts a renewal without waiting for the next tick.

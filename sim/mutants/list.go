@@ -24,9 +24,9 @@ var mutants = []mutant{
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = at\n", "		_ = at\n"}}},
 	// Suspension.
-	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "savedFor(latest, w) && ", ""}}},
+	{"a suspended cluster goes back to any checkpoint", []edit{{"core/suspend.go", "p.savedNow(latest, guests) && ", ""}}},
 	{"a cluster is suspended twice with one checkpoint", []edit{{"core/suspend.go",
-		" && proto.Equal(c.Withdrawn, w.Since)", ""}}},
+		"return w != nil && proto.Equal(c.WithdrawnSince, w.Since)", "return w != nil"}}},
 	{"a suspended cluster does not go on", []edit{{"core/restores.go", "		if !p.ended(guests) {\n", "		if !p.ended(guests) || cluster.Restore.Policy != \"\" {\n"}}},
 	// Checkpoints.
 	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go", "STATE_STOPPING:  {stopped, ready,", "STATE_STOPPING:  {ready, ready,"}}},
