@@ -51,7 +51,7 @@ test-system: build ## tests of the whole system, in labs with real guests (root)
 	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in two labs with real guests at a time"
 	@rm -f build/log/test-half-*.log
-	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2 || { scripts/failures build/log/test-half-*.log; exit 1; }
+	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2 || { scripts/failures build/log/test-half-*.log 2>/dev/null; exit 1; }
 	@$(if $(WATARI_TEST_FULL),$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 20m -run '^($(ALONE))$$' ./test/)
 test-half-%:
 	@set -o pipefail; tests=$$($(GO) test -list . ./test | grep -vxE '$(if $(WATARI_TEST_FULL),$(ALONE))' | awk '/^Test/ && int(NR / 11) % 2 == $* - 1' | paste -sd'|') && \

@@ -95,6 +95,8 @@ type checkpointKeeper struct {
 	dir   string
 	log   *slog.Logger
 
+	recovered chan struct{} // closed when the snapshots that an earlier agent left unfinished are ended
+
 	mu       sync.Mutex
 	turns    uint64                  // numbers what was begun
 	cuts     map[string]*cut         // being made, or failed; by checkpoint
@@ -110,7 +112,8 @@ type checkpointKeeper struct {
 
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
-		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]*fileFetch{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{}}
+		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]*fileFetch{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{},
+		recovered: make(chan struct{})}
 	k.load()
 	return k
 }
@@ -420,8 +423,9 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 	return list
 }
 
-// recover resumes guests that an earlier agent left in the middle of a checkpoint.
+// recover resumes guests that an earlier agent left in the middle of a checkpoint. It is called once.
 func (k *checkpointKeeper) recover(ctx context.Context) {
+	defer close(k.recovered)
 	saver := k.agent.config.Saver
 	if saver == nil {
 		return

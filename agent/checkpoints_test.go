@@ -121,7 +121,6 @@ func (f *failing) Fetch(_ context.Context, _ *v1.Blob, path string, _ func(strin
 	return os.WriteFile(path, []byte("state"), 0o600)
 }
 
-// A failed fetch causes no new orders from the manager.
 // A checkpoint waits for one of the same guest or volume that was begun before and has not ended on this host, and for no later one.
 func TestACheckpointWaitsForTheOneBefore(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
@@ -154,6 +153,7 @@ func TestACheckpointWaitsForTheOneBefore(t *testing.T) {
 	}
 }
 
+// A failed fetch causes no new orders from the manager.
 func TestAFileThatCouldNotBeFetchedIsFetchedAgain(t *testing.T) {
 	k := newKeeper(t, t.TempDir())
 	images := &failing{}

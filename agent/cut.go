@@ -262,6 +262,11 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 	if saver == nil {
 		return nil, errors.New("this host cannot save guests")
 	}
+	select {
+	case <-k.recovered: // until then, snapshots of an earlier agent are ended
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	for _, m := range c.members {
 		if err := k.awaitEarlier(ctx, m.wanted.GuestUid, c.turn); err != nil {
 			return nil, err

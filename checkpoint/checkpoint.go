@@ -190,22 +190,24 @@ func failed(format string, a ...any) Decision {
 }
 
 func pending(c *v1.Checkpoint, o Observed) Decision {
-	waits := ""
+	waits, saves := "", ""
 	for _, p := range parts(c, o) {
 		switch {
 		case p.Moving:
 			waits = fmt.Sprintf("waits until the move of %s has ended", p)
-		case p.Saving:
-			waits = fmt.Sprintf("waits until an earlier checkpoint of %s has ended", p)
 		case !p.Connected && p.record.Host != "":
 			waits = fmt.Sprintf("waits for host %s to be connected", p.record.Host)
 		case !p.Running && p.volume:
 			waits = fmt.Sprintf("waits for %s to be served", p)
 		case !p.Running:
 			waits = fmt.Sprintf("waits for %s to run", p)
+		case p.Saving:
+			saves = fmt.Sprintf("waits until an earlier checkpoint of %s has ended", p)
 		}
 	}
 	switch {
+	case waits == "" && saves != "": // however long that takes
+		return Decision{c.State, saves}
 	case waits == "" && o.Turn:
 		return Decision{State: v1.CheckpointState_CHECKPOINT_STATE_PREPARING}
 	case o.InState > PendingWait && waits != "":
@@ -224,10 +226,11 @@ func proceed(c *v1.Checkpoint, o Observed, s stage) Decision {
 		if p.volume {
 			wanted = s.volume
 		}
+		away := !p.Connected && c.State == v1.CheckpointState_CHECKPOINT_STATE_PREPARING // the others would be stopped in vain
 		switch phase := p.Report.GetPhase(); {
 		case phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED:
 			return failed("host %s, %s: %s", p.record.Host, p, p.Report.Message)
-		case phase >= wanted:
+		case phase >= wanted && !away:
 			continue
 		case !p.Connected && p.Away > s.away:
 			return failed("host %s is not reachable", p.record.Host)

@@ -28,10 +28,12 @@ func TestStepSaysWhatItWaitsForAndWhyItFailed(t *testing.T) {
 		want    v1.CheckpointState
 		message string
 	}{
-		"begins":         {pendingState, well, nil, preparing, ""},
-		"moves":          {pendingState, Member{Connected: true, Moving: true}, nil, pendingState, "move of guest md-1"},
-		"away":           {pendingState, Member{Running: true}, nil, pendingState, "host b1 to be connected"},
-		"one before":     {pendingState, Member{Connected: true, Running: true, Saving: true}, nil, pendingState, "earlier checkpoint of guest md-1 has ended"},
+		"begins":     {pendingState, well, nil, preparing, ""},
+		"moves":      {pendingState, Member{Connected: true, Moving: true}, nil, pendingState, "move of guest md-1"},
+		"away":       {pendingState, Member{Running: true}, nil, pendingState, "host b1 to be connected"},
+		"one before": {pendingState, Member{Connected: true, Running: true, Saving: true}, nil, pendingState, "earlier checkpoint of guest md-1 has ended"},
+		"one before, for long": {pendingState, Member{Connected: true, Running: true, Saving: true}, func(_ *v1.Checkpoint, o *Observed) { o.InState = time.Hour },
+			pendingState, "earlier checkpoint of guest md-1 has ended"},
 		"not its turn":   {pendingState, well, func(_ *v1.Checkpoint, o *Observed) { o.Turn = false }, pendingState, "other checkpoints"},
 		"waits too long": {pendingState, Member{Connected: true}, func(_ *v1.Checkpoint, o *Observed) { o.InState = time.Hour }, failedState, "guest md-1 to run, for more than 10m"},
 		"being deleted":  {stopping, well, func(_ *v1.Checkpoint, o *Observed) { o.Unwanted = true }, cancelled, "stopped or moved"},
@@ -41,6 +43,8 @@ func TestStepSaysWhatItWaitsForAndWhyItFailed(t *testing.T) {
 		"too slow":       {stopping, Member{Connected: true, Report: at(1)}, func(_ *v1.Checkpoint, o *Observed) { o.InState = 3 * time.Second }, failedState, "did not stop it within 2s"},
 		"refuses":        {writing, Member{Connected: true, Report: at(5)}, nil, failedState, "host b1, guest md-1: its disk is full"},
 		"away, unready":  {preparing, Member{Away: 9 * time.Second}, nil, preparing, "make ready"},
+		"away, ready":    {preparing, Member{Away: 9 * time.Second, Report: at(ready)}, nil, preparing, "make ready"},
+		"away too long":  {preparing, Member{Away: 11 * time.Second, Report: at(ready)}, nil, failedState, "b1 is not reachable"},
 		"cut off":        {stopping, Member{Away: time.Second}, nil, failedState, "b1 is not reachable"},
 		"away a moment":  {writing, Member{Away: 10 * time.Second, Report: at(3)}, nil, writing, "write its file"},
 	} {

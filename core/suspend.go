@@ -122,7 +122,8 @@ func (p *pass) suspendCluster(g *v1.Guest, h *v1.Host, w *v1.Withdrawal) {
 	p.propose(checkpointsKey(cluster), c)
 }
 
-// suspendFresh is how old a checkpoint may be with which a cluster is suspended: what the guests compute after it is computed again.
+// suspendFresh is how long ago a checkpoint may have ended with which a cluster is suspended. What the guests compute after their
+// states were taken is computed again.
 const suspendFresh = 2 * suspendCopied
 
 // savedNow reports whether a checkpoint was made a moment ago to suspend its cluster, because of a withdrawal that still holds of a

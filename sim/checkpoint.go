@@ -33,6 +33,8 @@ type taking struct {
 	volume  bool              // this is a volume's part
 	bases   map[string]string // the checkpoints on which its files build, by guest uid
 	over    bool
+	// writes: it is void, and the host has not stopped working on it. discarded: its files are to be removed then.
+	writes, discarded bool
 }
 
 // cutSeen is what really happened in a checkpoint, by guest uid.
@@ -96,6 +98,9 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
 			if t != nil {
 				h.endTaking(t, "it is discarded")
+				if t.discarded = t.writes; t.discarded {
+					continue
+				}
 				delete(h.takings, id)
 			}
 			h.dropFile(key)
@@ -245,6 +250,15 @@ func (h *host) endTaking(t *taking, why string) {
 	h.sim.tell(h.name, "checkpoint %s is void: %s", t.id, why)
 	t.over, t.phase = true, v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED
 	h.letGo(t)
+	t.writes = true
+	h.sim.after(h.sim.between(0, 3*time.Second), func() {
+		if t.writes = false; t.discarded {
+			maps.DeleteFunc(h.takings, func(_ string, other *taking) bool { return other == t })
+		}
+		if h.agent != nil {
+			h.report()
+		}
+	})
 }
 
 // loseTakings ends all checkpoints under way, because their agent has ended. Guests that stand go on.
@@ -350,7 +364,7 @@ func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
 	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
 		t := h.takings[id]
 		for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
-			list = append(list, &v1.CheckpointObserved{CheckpointId: t.id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over})
+			list = append(list, &v1.CheckpointObserved{CheckpointId: t.id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over || t.writes})
 		}
 	}
 	keys := slices.SortedFunc(maps.Keys(h.files), compareFiles)

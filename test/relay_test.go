@@ -47,7 +47,7 @@ func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
 		t.Logf("%s after %v", what, time.Since(begun).Round(100*time.Millisecond))
 		begun = time.Now()
 	}
-	const name, steps = "nat-melt", "90"
+	const name, steps = "nat-melt", "180"
 	log := filepath.Join(t.TempDir(), "log")
 	done := make(chan struct{})
 	go func() {

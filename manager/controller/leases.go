@@ -146,14 +146,10 @@ func leasingHosts(s *store.Snapshot) []string {
 
 // call renews the leases of a host's guests, and keeps the time in the host's answer.
 func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesRequest) {
-	urgent := false
 	defer func() {
 		l.mu.Lock()
 		delete(l.asking, host)
 		l.mu.Unlock()
-		if urgent {
-			l.soon()
-		}
 	}()
 	client, err := l.deps.Sessions.HTTPClient(host)
 	if err != nil {
@@ -170,11 +166,12 @@ func (l *leases) call(ctx context.Context, host string, request *v1.RenewLeasesR
 		return
 	}
 	l.mu.Lock()
-	before, now := l.heard[host], l.now()
-	l.heard[host] = heardTime{response.Msg, now}
+	first := l.heard[host].response.GetBootId() != response.Msg.BootId
+	l.heard[host] = heardTime{response.Msg, l.now()}
 	l.mu.Unlock()
-	// The next call renews from this answer on. After a gap, the leases are almost over.
-	urgent = before.response.GetBootId() != response.Msg.BootId || now-before.at > 2*renewEvery
+	if first { // only now can leases be renewed
+		l.soon()
+	}
 }
 
 // soon starts a renewal without waiting for the next tick.
