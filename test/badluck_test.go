@@ -101,7 +101,7 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 	from, to := elsewhere(t, "fault-0")
 	// At 4 MB/s the move takes long enough to be hit in the middle.
 	move := beginMove(t, "fault-0", to, "--bandwidth", "4M")
-	until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
+	until(t, 2*time.Minute, "memory is being sent", func() (bool, string) {
 		m := newestMove(t, "fault-0")
 		// After a cancelled move, libvirt tells of that move's progress until the target's QEMU has begun.
 		return m.Progress.ProcessedBytes != "" && len(processesOn(to, "qemu-system.*watari-fault")) > 0, m.State

@@ -40,12 +40,12 @@ type savedCluster struct {
 // from the manager nor end the guest. The host's watchdog ends the guest before its lease ends. When the agent continues, it
 // has old orders to run the guest.
 func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
-	newCluster(t, "saved", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
+	newCluster(t, "saved", 2, "--spread", "site", "--lease", "25s", "--on-host-loss", "restore")
 	undisturbed(t, "saved", commonSteps)
 	during := filepath.Join(t.TempDir(), "during")
 	done := make(chan error, 1)
 	go func() {
-		_, err := shared.watari(5*time.Minute, meltOf("saved", "saved-during", strconv.Itoa(commonSteps), "--collect", "log.lammps:"+during)...)
+		_, err := shared.watari(patience, meltOf("saved", "saved-during", strconv.Itoa(commonSteps), "--collect", "log.lammps:"+during)...)
 		done <- err
 	}()
 	computing(t, time.Minute, "saved-during")
@@ -86,7 +86,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	signal(lost.Host, "watari-agent --manager", syscall.SIGSTOP)
 	t.Cleanup(func() { signal(lost.Host, "watari-agent --manager", syscall.SIGCONT) })
 	stopped := time.Now()
-	until(t, 20*time.Second, "the lost guest's process ends", func() (bool, string) { return copies(lost.Meta.UID) == 0, "" })
+	until(t, 40*time.Second, "the lost guest's process ends", func() (bool, string) { return copies(lost.Meta.UID) == 0, "" })
 	ended := time.Since(stopped)
 	until(t, time.Minute, "the lost guest is restored elsewhere", func() (bool, string) {
 		now := guestNamed(t, "saved-1")

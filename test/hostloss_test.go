@@ -26,7 +26,7 @@ func TestAClusterOutlivesItsHostsAndASite(t *testing.T) {
 	hostsReady(t)
 	must(t, "volume", "create", "lasts", "--size", "256M", "--host", "b2")
 	t.Cleanup(func() { must(t, "volume", "delete", "lasts") })
-	newCluster(t, "lasts", 2, "--spread", "host", "--volume", "lasts", "--lease", "12s", "--on-host-loss", "restore")
+	newCluster(t, "lasts", 2, "--spread", "host", "--volume", "lasts", "--lease", "25s", "--on-host-loss", "restore")
 	settled(t, "lasts", 2)
 	p := computes(t, "lasts")
 	for _, step := range []struct {

@@ -3,13 +3,13 @@ package test
 // input_test.go - bad input: each error names the thing, the reason and the next step.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 func exitCode(err error) int {
@@ -107,10 +107,20 @@ func TestDeleteDuringCreate(t *testing.T) {
 }
 
 func TestInterruptOfAWaitLeavesTheClusterStarting(t *testing.T) {
-	out, err := shared.watari(300*time.Millisecond, "cluster", "create", "later", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	create := shared.command(ctx, "cluster", "create", "later", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+	if err := create.Start(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, settle, "the cluster is created", func() (bool, string) {
+		list := must(t, "cluster", "list")
+		return strings.Contains(list, "later"), list
+	})
 	t.Cleanup(func() { must(t, "cluster", "delete", "later", "--wait") })
-	if code := exitCode(err); code != 130 {
-		t.Errorf("status %d after an interrupt, want 130:\n%s", code, out)
+	interrupt()
+	if code := exitCode(create.Wait()); code != 130 {
+		t.Errorf("status %d after an interrupt, want 130", code)
 	}
 	settled(t, "later", 1)
 }

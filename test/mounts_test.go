@@ -109,14 +109,18 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	}
 
 	// A program that checks itself writes during moves, a kill of an agent, and a pause of the server.
-	const count = 80
+	const count, many = 80, 5000
 	const program = "exec 3</input/numbers; n=0; while read x <&3; do n=$((n+1)); test $x = $n || exit 8; echo $n >>/data/out; test $(wc -l </data/out) = $n || exit 9; test $n != 1 || echo begun; sleep 0.05; done; echo $n in all"
 	var numbers strings.Builder
-	for i := range count {
+	for i := range many {
 		fmt.Fprintln(&numbers, i+1)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "in", "numbers"), []byte(numbers.String()), 0o644); err != nil {
-		t.Fatal(err)
+		name := map[int]string{count: "numbers", many: "many"}[i+1]
+		if name == "" {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(folder, "in", name), []byte(numbers.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	out := filepath.Join(folder, "out")
 	must(t, "run", "depot", "--name", "depot-run", "-n", "1", "--detach", "--", "sh", "-c", program)
@@ -137,7 +141,7 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	hostsReady(t)
 	settled(t, "depot", 2)
 	must(t, "run", "depot", "--name", "depot-read", "-n", "1", "--detach", "--",
-		"sh", "-c", "exec 3</input/numbers 4>>/data/seen; n=0; while read x <&3; do n=$((n+1)); test $x = $n || exit 8; echo $n >&4 || exit 9; test $n != 1 || echo begun; sleep 0.2; done; echo $n in all")
+		"sh", "-c", "exec 3</input/many 4>>/data/seen; n=0; while read x <&3; do n=$((n+1)); test $x = $n || exit 8; echo $n >&4 || exit 9; test $n != 1 || echo begun; sleep 0.2; done; echo $n in all")
 	started(t, "depot-read")
 	checkpointed(t, "depot")
 	seen := filepath.Join(folder, "seen")
@@ -150,17 +154,14 @@ func TestAFolderOfAFileServer(t *testing.T) {
 	for range restores {
 		must(t, "checkpoint", "restore", "depot")
 		settled(t, "depot", 2)
-		mark, _ := os.Stat(seen)
-		begun := time.Now()
-		until(t, time.Minute, "the program writes on after the restore", func() (bool, string) {
-			now, err := os.Stat(seen)
-			return err == nil && now.ModTime().After(mark.ModTime()), ""
-		})
-		t.Logf("it writes on %.1f s after the cluster is back", time.Since(begun).Seconds())
+		before, begun := lines(t, seen), time.Now()
+		until(t, time.Minute, "the program writes on after the restore", func() (bool, string) { return lines(t, seen) > before+8, "" })
+		t.Logf("it has written 9 more lines %.1f s after the cluster is back", time.Since(begun).Seconds())
 	}
-	if said := must(t, "run", "logs", "--follow", "depot-read"); !strings.Contains(said, fmt.Sprintf("%d in all", count)) {
-		t.Errorf("the program that went back says %q", said)
+	if now := decoded[run](t, "run", "show", "depot-read"); !strings.HasSuffix(now.State, "_RUNNING") { // it ends at a wrong number
+		t.Errorf("the program that went back is %s, status %d: %s", now.State, now.ExitCode, now.Message)
 	}
+	must(t, "run", "cancel", "depot-read")
 
 	refused(t, []string{"mounted in depot"}, "storage", "forbid", "depot")
 	must(t, "storage", "forbid", "depot", "--force")

@@ -94,7 +94,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		}
 		moved(t, "melt-tcp", 240)
 	})
-	t.Run("over PM", func(t *testing.T) { carriedByPM(t, moved(t, "melt-pm", 60, overPM...), 2, 5e6) })
+	t.Run("over PM", func(t *testing.T) { carriedByPM(t, moved(t, "melt-pm", 120, overPM...), 2, 5e6) })
 }
 
 // moveAway moves a guest to the other site.

@@ -37,7 +37,7 @@ func TestInterruptOfEachWait(t *testing.T) {
 		interrupted(t, time.Second, nil, "guest", "console", "-f", "waits-0")
 	})
 	t.Run("guest exec", func(t *testing.T) {
-		interrupted(t, 2*time.Second, []string{"begun"}, append([]string{"guest", "exec", "waits-0"}, long...)...)
+		interrupted(t, 5*time.Second, []string{"begun"}, append([]string{"guest", "exec", "waits-0"}, long...)...)
 	})
 	t.Run("run", func(t *testing.T) {
 		full(t)

@@ -20,8 +20,7 @@ const (
 
 // DirtyRates measures for a second how fast each running guest writes to its memory. It returns the bytes of the pages that
 // change in a second, by uid. QEMU reads 512 pages of each GiB twice and compares them; guests do not notice that. The result
-// lacks guests of which nothing is known: QEMU measures no guest with less than 128 MiB, and guests that move or are being
-// saved are left alone.
+// lacks guests of which nothing is known: those that move or are being saved are left alone.
 func (l *Libvirt) DirtyRates(ctx context.Context) (map[string]float64, error) {
 	started := map[string]bool{}
 	err := l.call(ctx, quickTime, func(conn *libvirt.Connect) error {
