@@ -27,6 +27,7 @@ import (
 	"watari/agent/checkpoint"
 	"watari/agent/domain"
 	"watari/agent/hold"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/internal/durable"
 )
@@ -95,10 +96,11 @@ type checkpointKeeper struct {
 	dir   string
 	log   *slog.Logger
 
-	recovered chan struct{} // closed when the snapshots that an earlier agent left unfinished are ended
+	leftKnown chan struct{} // closed when it is known which guests an earlier agent left in the middle of a checkpoint
 
 	mu       sync.Mutex
 	turns    uint64                  // numbers what was begun
+	left     map[string]bool         // guests that an earlier agent left in the middle of a checkpoint, by uid
 	cuts     map[string]*cut         // being made, or failed; by checkpoint
 	copies   map[fileKey]*volumeCopy // volumes' copies that are being made, or have failed
 	files    map[fileKey]savedFile
@@ -113,7 +115,7 @@ type checkpointKeeper struct {
 func newCheckpointKeeper(a *Agent) *checkpointKeeper {
 	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
 		copies: map[fileKey]*volumeCopy{}, files: map[fileKey]savedFile{}, fetching: map[fileKey]*fileFetch{}, refused: map[fileKey]error{}, verified: map[fileKey]*verified{},
-		recovered: make(chan struct{})}
+		leftKnown: make(chan struct{}), left: map[string]bool{}}
 	k.load()
 	return k
 }
@@ -423,29 +425,44 @@ func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
 	return list
 }
 
-// recover resumes guests that an earlier agent left in the middle of a checkpoint. It is called once.
+// recover resumes guests that an earlier agent left in the middle of a checkpoint. It is called once. Until then, no checkpoint of a
+// guest begins.
 func (k *checkpointKeeper) recover(ctx context.Context) {
-	defer close(k.recovered)
+	left := map[string]machine.View{} // by pipe
 	saver := k.agent.config.Saver
-	if saver == nil {
-		return
-	}
-	k.agent.mu.Lock()
-	guests := k.agent.machine.Guests()
-	k.agent.mu.Unlock()
-	for _, g := range guests {
-		pipe, err := saver.SnapshotPipe(g.Name)
-		if err != nil {
-			continue
-		}
-		if _, err := os.Stat(pipe); err != nil || k.taking(g.UID) {
-			continue
-		}
-		k.log.Warn("a checkpoint was interrupted; the guest is resumed", "guest", g.Name)
-		if err := errors.Join(saver.EndSnapshot(ctx, g.UID, pipe), k.agent.hypervisor.Resume(ctx, g.UID)); err != nil {
-			k.log.Error("discard an interrupted checkpoint", "guest", g.Name, "error", err)
+	if saver != nil {
+		k.agent.mu.Lock()
+		guests := k.agent.machine.Guests()
+		k.agent.mu.Unlock()
+		for _, g := range guests {
+			pipe, err := saver.SnapshotPipe(g.Name)
+			if err != nil {
+				continue
+			}
+			if _, err := os.Stat(pipe); err == nil {
+				left[pipe] = g
+			}
 		}
 	}
+	k.mu.Lock()
+	for _, g := range left {
+		k.left[g.UID] = true
+	}
+	k.mu.Unlock()
+	close(k.leftKnown)
+	var group sync.WaitGroup
+	for pipe, g := range left { // one that hangs keeps none of the others waiting
+		group.Go(func() {
+			k.log.Warn("a checkpoint was interrupted; the guest is resumed", "guest", g.Name)
+			if err := errors.Join(saver.EndSnapshot(ctx, g.UID, pipe), k.agent.hypervisor.Resume(ctx, g.UID)); err != nil {
+				k.log.Error("discard an interrupted checkpoint", "guest", g.Name, "error", err)
+			}
+			k.mu.Lock()
+			delete(k.left, g.UID)
+			k.mu.Unlock()
+		})
+	}
+	group.Wait()
 }
 
 // awaitEarlier waits until no checkpoint of a guest or volume that was begun before is under way. It may have been given up, and QEMU
@@ -465,6 +482,9 @@ func (k *checkpointKeeper) awaitEarlier(ctx context.Context, uid string, turn ui
 func (k *checkpointKeeper) earlier(uid string, turn uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.left[uid] {
+		return true
+	}
 	for _, c := range k.cuts {
 		if !c.over && c.turn < turn && c.has(uid) {
 			return true
@@ -472,18 +492,6 @@ func (k *checkpointKeeper) earlier(uid string, turn uint64) bool {
 	}
 	for key, c := range k.copies {
 		if !c.over && c.turn < turn && key.guest == uid {
-			return true
-		}
-	}
-	return false
-}
-
-// taking reports whether this agent is making a checkpoint of a guest.
-func (k *checkpointKeeper) taking(uid string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, c := range k.cuts {
-		if !c.over && c.has(uid) {
 			return true
 		}
 	}

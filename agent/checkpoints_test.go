@@ -138,6 +138,10 @@ func TestACheckpointWaitsForTheOneBefore(t *testing.T) {
 			t.Errorf("%s at turn %d waits: %v", c.uid, c.turn, waits)
 		}
 	}
+	k.left["x"] = true
+	if !k.earlier("x", second.turn) {
+		t.Error("it does not wait for what an earlier agent left")
+	}
 	ended := make(chan error)
 	go func() { ended <- k.awaitEarlier(t.Context(), "g", second.turn) }()
 	select {

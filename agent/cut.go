@@ -263,7 +263,7 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 		return nil, errors.New("this host cannot save guests")
 	}
 	select {
-	case <-k.recovered: // until then, snapshots of an earlier agent are ended
+	case <-k.leftKnown:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

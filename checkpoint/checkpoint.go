@@ -19,7 +19,7 @@ import (
 const (
 	PendingWait = 10 * time.Minute // for guests to run and moves to end
 	PrepareWait = time.Minute
-	// PrepareAway is how long a host may be disconnected before the guests are stopped.
+	// PrepareAway is how long a host may be disconnected while hosts make ready.
 	PrepareAway = 10 * time.Second
 	StopWait    = 2 * time.Second
 	FreezeWait  = time.Second
@@ -237,7 +237,11 @@ func proceed(c *v1.Checkpoint, o Observed, s stage) Decision {
 		case s.limit > 0 && o.InState > s.limit:
 			return failed("%s: host %s did not %s within %s", p, p.record.Host, s.doing, s.limit)
 		}
-		message = fmt.Sprintf("%s: waits for host %s to %s", p, p.record.Host, s.doing)
+		doing := s.doing
+		if away {
+			doing = "be connected"
+		}
+		message = fmt.Sprintf("%s: waits for host %s to %s", p, p.record.Host, doing)
 	}
 	if message != "" {
 		return Decision{c.State, message}

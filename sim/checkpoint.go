@@ -33,7 +33,7 @@ type taking struct {
 	volume  bool              // this is a volume's part
 	bases   map[string]string // the checkpoints on which its files build, by guest uid
 	over    bool
-	// writes: it is void, and the host has not stopped working on it. discarded: its files are to be removed then.
+	// writes: it is void, and the host has not stopped working on it. discarded: it is forgotten then.
 	writes, discarded bool
 }
 

@@ -83,7 +83,10 @@ func TestACheckpointThatFindsNoRoom(t *testing.T) {
 	free := fill(host)
 	until(t, time.Minute, "the checkpoint fails for lack of room", func() (bool, string) { // on a busy machine, it may fail before
 		out, err := shared.watari(time.Minute, "checkpoint", "create", "narrow")
-		return err != nil && strings.Contains(out, "narrow-0") && strings.Contains(out, "room"), out
+		if err == nil {
+			t.Fatalf("a checkpoint is made without room:\n%s", out)
+		}
+		return strings.Contains(out, "narrow-0") && strings.Contains(out, "room"), out
 	})
 	free()
 	awaitProgress(t, "narrow")

@@ -110,17 +110,19 @@ func TestInterruptOfAWaitLeavesTheClusterStarting(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	create := shared.command(ctx, "cluster", "create", "later", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+	var out strings.Builder
+	create.Stdout, create.Stderr = &out, &out
 	if err := create.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { must(t, "cluster", "delete", "later", "--wait") })
 	until(t, settle, "the cluster is created", func() (bool, string) {
 		list := must(t, "cluster", "list")
 		return strings.Contains(list, "later"), list
 	})
-	t.Cleanup(func() { must(t, "cluster", "delete", "later", "--wait") })
 	interrupt()
 	if code := exitCode(create.Wait()); code != 130 {
-		t.Errorf("status %d after an interrupt, want 130", code)
+		t.Errorf("status %d after an interrupt, want 130:\n%s", code, &out)
 	}
 	settled(t, "later", 1)
 }

@@ -296,7 +296,7 @@ func mustKill(t *testing.T, host, pattern string) {
 	}
 }
 
-// until waits for a condition, which it checks every 200 ms.
+// until waits for a condition, which it checks every 200 ms. If the machine stands still between two checks, that does not count.
 func until(t *testing.T, limit time.Duration, what string, condition func() (bool, string)) {
 	t.Helper()
 	const pause = 200 * time.Millisecond
