@@ -76,18 +76,11 @@ func (h *host) workOnCopies() {
 
 // onCopy does something with the copy of a volume after a delay, unless the agent has ended meanwhile.
 func (h *host) onCopy(uid string, do func()) {
-	h.copyWork[uid] = true
-	life := h.life
-	h.sim.after(h.sim.between(10*time.Millisecond, time.Second), func() {
-		if h.life != life || h.agent == nil {
-			return
-		}
-		delete(h.copyWork, uid)
+	h.work(h.copyWork, uid, h.sim.between(10*time.Millisecond, time.Second), func() {
 		if !h.full {
 			do()
 			h.report()
 		}
-		h.workOnVolumes()
 	})
 }
 

@@ -123,17 +123,25 @@ func (h *host) workOnVolumes() {
 
 // onVolume does something with the disk of a volume after a delay, unless the agent has ended meanwhile.
 func (h *host) onVolume(uid string, do func()) {
-	h.diskWork[uid] = true
-	life := h.life
-	h.sim.after(h.sim.between(50*time.Millisecond, 2*time.Second), func() {
-		if h.life != life || h.agent == nil {
-			return
-		}
-		delete(h.diskWork, uid)
+	h.work(h.diskWork, uid, h.sim.between(50*time.Millisecond, 2*time.Second), func() {
 		if h.failing[uid] = h.full; !h.full {
 			do()
 		}
 		h.report()
+	})
+}
+
+// work does something about a volume after a delay, unless the agent has ended meanwhile, and then looks at the orders again. Until
+// then, under has the volume's uid.
+func (h *host) work(under map[string]bool, uid string, delay time.Duration, do func()) {
+	under[uid] = true
+	life := h.life
+	h.sim.after(delay, func() {
+		if h.life != life || h.agent == nil {
+			return
+		}
+		delete(under, uid)
+		do()
 		h.workOnVolumes()
 	})
 }
