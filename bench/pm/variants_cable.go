@@ -111,6 +111,7 @@ func (b *bench) hydraOver(c *cable) []*variant {
 		over("udp", pypiMPICH, "pm", launcher, "-launcher", slices.Concat(mpich, b.pmEnvironment())...),
 		over("tcp", pypiMPICH, "libfabric tcp", launcher, "-launcher",
 			slices.Concat(mpich, []string{"FI_PROVIDER=tcp;ofi_rxm", "FI_TCP_IFACE=eth0"})...),
+		over("tcp", pypiMPICH, nativeTCP, launcher, "-launcher", slices.Concat(mpich, []string{"FI_PROVIDER=tcp", "FI_TCP_IFACE=eth0"})...),
 		over("udp", intelMPI, "pm", intelLauncher, "-bootstrap", slices.Concat(intel, []string{"I_MPI_OFI_PROVIDER=pm"}, b.pmEnvironment())...),
 		over("tcp", intelMPI, "libfabric tcp", intelLauncher, "-bootstrap",
 			slices.Concat(intel, []string{"I_MPI_OFI_PROVIDER=tcp", "FI_TCP_IFACE=eth0"})...),
