@@ -133,9 +133,9 @@ func (a *Authority) IssueServer(name string) (KeyPair, error) {
 // IssueClient issues a certificate with a new key for a host or user made here (the first administrator).
 func (a *Authority) IssueClient(id Identity) (KeyPair, error) { return a.issue(id) }
 
-// IssueGuest issues a guest's certificate with a new key; a is its cluster's authority.
-func (a *Authority) IssueGuest(cluster, name string) (KeyPair, error) {
-	return a.issue(Identity{Kind: KindGuest, Cluster: cluster, Name: name})
+// IssueGuest issues a guest's certificate of a generation, with a new key; a is its cluster's authority.
+func (a *Authority) IssueGuest(cluster, name string, generation uint32) (KeyPair, error) {
+	return a.issue(Identity{Kind: KindGuest, Cluster: cluster, Name: name, Generation: generation})
 }
 
 func (a *Authority) issue(id Identity) (KeyPair, error) {

@@ -227,7 +227,7 @@ func TestPeersSeeEachOthersIdentity(t *testing.T) {
 
 func TestGuestCertificates(t *testing.T) {
 	a := authority(t)
-	g := must[KeyPair](t)(a.IssueGuest("md", "md-0"))
+	g := must[KeyPair](t)(a.IssueGuest("md", "md-0", 0))
 	cert := must[*x509.Certificate](t)(ParseCertificate(g.Certificate))
 	if err := cert.VerifyHostname("md-0"); err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func TestGuestCertificates(t *testing.T) {
 		t.Fatalf("it is valid for %v", life)
 	}
 	a.now = func() time.Time { return now.AddDate(0, 0, -31) }
-	old := must[KeyPair](t)(a.IssueGuest("md", "md-1"))
+	old := must[KeyPair](t)(a.IssueGuest("md", "md-1", 0))
 	config := must[*tls.Config](t)
 	at0 := config(PeerTLS(a.CertificatePEM(), g.Certificate, g.Key, nil))
 	if c, s := shake(at0, config(PeerTLS(a.CertificatePEM(), old.Certificate, old.Key, nil))); c == nil && s == nil {

@@ -46,7 +46,7 @@ func TestAClustersAuthorityFollowsFromItsUID(t *testing.T) {
 		}
 	}
 	// A guest that was started before the recovery trusts guests that are started afterwards, and they trust it.
-	old := must[*x509.Certificate](t)(ParseCertificate(must[KeyPair](t)(first.IssueGuest("md", "md-0")).Certificate))
+	old := must[*x509.Certificate](t)(ParseCertificate(must[KeyPair](t)(first.IssueGuest("md", "md-0", 0)).Certificate))
 	roots := x509.NewCertPool()
 	roots.AddCert(again.Certificate())
 	if _, err := old.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {

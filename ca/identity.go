@@ -30,7 +30,7 @@ type Identity struct {
 	// UID is the uid of the host's or user's object. It is in the subject's serial number, not in the URI. So the
 	// certificate of a removed host or user is not valid for a later one of the same name.
 	UID string
-	// Generation is the generation of a user's certificates; older generations were revoked.
+	// Generation is the generation of a user's or guest's certificates; older generations were revoked.
 	Generation uint32
 }
 

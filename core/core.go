@@ -65,9 +65,9 @@ func (w *World) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 	return w.Reports.Observed(host)
 }
 
-// Identify returns the identity of a guest for an epoch, without its peers; nil: it could not be made. Equal calls have
-// equal results until renew, when it has another certificate; zero: never.
-type Identify func(c *v1.Cluster, g *v1.Guest, epoch uint64) (identity *v1.Identity, renew time.Time)
+// Identify returns the identity of a guest for an epoch, without its peers, with a certificate of a generation; nil: it could
+// not be made. Equal calls have equal results until renew, when it has another certificate; zero: never.
+type Identify func(c *v1.Cluster, g *v1.Guest, epoch uint64, generation uint32) (identity *v1.Identity, renew time.Time)
 
 // Config has a Core's settings.
 type Config struct {

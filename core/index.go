@@ -111,6 +111,9 @@ func (x *index) see(w *World) {
 		}
 	}
 	differences(before.Hosts, w.Hosts, x.seeHost)
+	if !sameMap(before.Revocations, w.Revocations) {
+		x.everything = true // all guests get new certificates
+	}
 	if !sameMap(before.Images, w.Images) {
 		x.imageDigest, x.everything = nil, true
 	}

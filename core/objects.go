@@ -29,6 +29,7 @@ type Objects struct {
 	Tokens      map[string]*v1.Token
 	Removed     map[string]*v1.RemovedHost // by uid
 	Holds       map[string]*v1.Hold        // see Hold
+	Revocations map[string]*v1.Revocations // see revokeGuests
 	Terms       map[string]*v1.Term        // every term that began since terms have ids, by id
 	Policies    map[string]*v1.Policy      // the kept versions
 	Checkpoints map[string]*v1.Checkpoint
@@ -45,7 +46,7 @@ func NoObjects() *Objects {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
-		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{}, Checkpoints: map[string]*v1.Checkpoint{},
+		Holds: map[string]*v1.Hold{}, Revocations: map[string]*v1.Revocations{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{}, Checkpoints: map[string]*v1.Checkpoint{},
 		Volumes: map[string]*v1.Volume{}, Storages: map[string]*v1.Storage{}, Sites: map[string]*v1.Site{},
 	}
 }
@@ -138,6 +139,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "removed", &w.Removed, op.Kind, o)
 		case *v1.Hold:
 			applyTo(w, "hold", &w.Holds, op.Kind, o)
+		case *v1.Revocations:
+			applyTo(w, "revocations", &w.Revocations, op.Kind, o)
 		case *v1.Checkpoint:
 			applyTo(w, "checkpoint", &w.Checkpoints, op.Kind, o)
 		case *v1.Volume:

@@ -239,7 +239,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 
 // identity returns the identity of a guest on a host for an epoch; nil: it could not be made.
 func (p *pass) identity(g *v1.Guest, host string, epoch uint64) *v1.Identity {
-	identity, renew := p.Identify(p.Clusters[g.Cluster], g, epoch)
+	identity, renew := p.Identify(p.Clusters[g.Cluster], g, epoch, p.Revocations[revocationsName].GetGuests())
 	p.orderAgain(host, renew)
 	if mounts := p.mounts(p.Clusters[g.Cluster]); identity != nil && len(mounts) > 0 {
 		identity = proto.CloneOf(identity)

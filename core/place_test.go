@@ -24,7 +24,7 @@ func twoHosts(g *v1.Guest) World {
 }
 
 func newTestCore(w World) *Core {
-	identify := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+	identify := func(_ *v1.Cluster, g *v1.Guest, epoch uint64, _ uint32) (*v1.Identity, time.Time) {
 		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}, w.Now.Add(time.Hour)
 	}
 	return New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identify})
@@ -159,7 +159,7 @@ func TestOrdersAreMadeAgainWhenACertificateIsToBeRenewed(t *testing.T) {
 	w.Reports["a1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Name: "md-0", Epoch: 1, BootId: "a1-boot", Ready: true, Process: true,
 		Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}
 	renew := w.Now.Add(15 * 24 * time.Hour)
-	c := New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+	c := New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: func(_ *v1.Cluster, g *v1.Guest, epoch uint64, _ uint32) (*v1.Identity, time.Time) {
 		if w.Now.Before(renew) {
 			return &v1.Identity{Epoch: epoch, Certificate: []byte("first")}, renew
 		}

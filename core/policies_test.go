@@ -52,7 +52,9 @@ func newHousehold(t *testing.T, text string, guests int) *household {
 		h.objects.Policies["v1"] = NewPolicy(1, text, "", "admin")
 		h.policy, _ = policy.Parse(text)
 	}
-	h.core = New(Config{Term: 1, Began: h.now.Add(-time.Hour), Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return &v1.Identity{}, time.Time{} }})
+	h.core = New(Config{Term: 1, Began: h.now.Add(-time.Hour), Identify: func(_ *v1.Cluster, _ *v1.Guest, _ uint64, generation uint32) (*v1.Identity, time.Time) {
+		return &v1.Identity{Certificate: fmt.Append(nil, generation)}, time.Time{}
+	}})
 	return h
 }
 

@@ -33,7 +33,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 	h = proto.CloneOf(h)
 	until := a.Now.Add(grace)
 	switch {
-	case undo:
+	case undo: // the guests' certificates stay revoked
 		h.Quarantine = nil
 		a.audited(&change, "host", name, "is trusted again; it stays drained")
 	case h.Quarantine != nil && !until.Before(h.Quarantine.Until.AsTime()):
@@ -45,6 +45,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 		h.Quarantine.Until = timestamppb.New(until)
 		if grace == 0 {
 			h.Quarantine.CutOff = h.Quarantine.Until
+			change.Ops = append(change.Ops, revokeGuests(a.Objects))
 			a.audited(&change, "host", name, "quarantined, and cut off; guests on it: %s", listOr(HostGuests(a.Objects, name), "none"))
 		} else {
 			a.audited(&change, "host", name, "quarantined; it is cut off when its guests have left, or after %s", grace)
@@ -65,7 +66,7 @@ func (p *pass) cutOff() {
 	slices.Sort(quarantined)
 	for _, name := range quarantined {
 		h := p.Hosts[name]
-		if p.changed(h) || p.full() {
+		if p.changed(h) || p.full() || p.changed(p.Revocations[revocationsName]) {
 			continue
 		}
 		guests := HostGuests(p.Objects, name)
@@ -77,9 +78,24 @@ func (p *pass) cutOff() {
 		h.Quarantine.CutOff = timestamppb.New(p.Now)
 		var c Change
 		c.write(Update, h)
+		c.Ops = append(c.Ops, revokeGuests(p.Objects))
 		c.event(v1.Severity_SEVERITY_WARNING, "host", name, "was cut off, because it is quarantined; guests on it: %s", listOr(guests, "none"))
 		p.propose("host/"+name, c)
 	}
+}
+
+// revocationsName is the name of the only Revocations.
+const revocationsName = "all"
+
+// revokeGuests returns the write that revokes the certificates of all guests. All guests get new ones, and a guest that has one
+// accepts no earlier one.
+func revokeGuests(o *Objects) Op {
+	if r := o.Revocations[revocationsName]; r != nil {
+		r = proto.CloneOf(r)
+		r.Guests++
+		return Op{Update, r}
+	}
+	return Op{Create, &v1.Revocations{Meta: &v1.Meta{Name: revocationsName}, Guests: 1}}
 }
 
 // expelled returns the WireGuard keys of the hosts that were cut off, sorted.

@@ -51,6 +51,32 @@ func TestAQuarantinedHostIsCutOffWhenItsGuestsHaveLeft(t *testing.T) {
 	}
 }
 
+// A host that is cut off may know the certificates of all guests. The undo of a quarantine keeps them revoked.
+func TestGuestsGetNewCertificatesWhenAHostIsCutOff(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.objects.Guests["md-0"].Host, h.objects.Guests["md-0"].BootId = "b1", "boot-b1"
+	expect := func(what, certificate string, orders map[string]*v1.HostWanted) {
+		t.Helper()
+		if got := string(orders["b1"].Guests[0].Identity.Certificate); got != certificate {
+			t.Errorf("%s: certificate %q, want %q", what, got, certificate)
+		}
+	}
+	expect("before", "0", h.pass(time.Second))
+	expect("cut off at once", "1", h.quarantine("a1", 0, false))
+	expect("trusted again", "1", h.quarantine("a1", 0, true))
+	for _, host := range []string{"a1", "a2"} {
+		h.ask(func(a *Admission) (Change, error) { return a.QuarantineHost(host, time.Minute, false) })
+	}
+	if cutOff(h.objects.Hosts["a1"]) != nil {
+		t.Error("it was cut off before a decision")
+	}
+	orders := h.pass(time.Second)
+	if cutOff(h.objects.Hosts["a1"]) == nil || cutOff(h.objects.Hosts["a2"]) == nil {
+		t.Error("two hosts without guests were not cut off")
+	}
+	expect("two cut off by one decision", "3", orders)
+}
+
 func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "b1", "boot-b1"

@@ -24,7 +24,7 @@ type relayTest struct {
 
 // newRelayTest makes connected hosts. A host's name begins with the name of its site. The first two hosts have a guest each.
 func newRelayTest(t *testing.T, names ...string) *relayTest {
-	r := &relayTest{t: t, core: New(Config{Term: 1, Began: time.Unix(1000, 0), NoSharing: true, Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return nil, time.Time{} }}),
+	r := &relayTest{t: t, core: New(Config{Term: 1, Began: time.Unix(1000, 0), NoSharing: true, Identify: func(*v1.Cluster, *v1.Guest, uint64, uint32) (*v1.Identity, time.Time) { return nil, time.Time{} }}),
 		world: World{Objects: NoObjects(), Reports: Captured{}, Now: time.Unix(2000, 0)}, orders: map[string]*v1.HostWanted{}}
 	r.world.Clusters["c"] = &v1.Cluster{Meta: &v1.Meta{Name: "c", Uid: "c-uid"}, Prefix: "10.77.0.0/24", Spec: &v1.ClusterSpec{Guests: 2}}
 	for i, name := range names {

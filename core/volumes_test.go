@@ -537,7 +537,7 @@ func TestAHostIsBelievedAboutAVolumeOnlyWithTheManagersSeal(t *testing.T) {
 		Sealed: func(host, uid string, f *v1.VolumeFacts) bool {
 			return string(seal(host, uid, f)) == string(f.GetSeal())
 		},
-		Identify: func(*v1.Cluster, *v1.Guest, uint64) (*v1.Identity, time.Time) { return nil, time.Time{} }})
+		Identify: func(*v1.Cluster, *v1.Guest, uint64, uint32) (*v1.Identity, time.Time) { return nil, time.Time{} }})
 	h.objects.Volumes["home"] = &v1.Volume{Meta: &v1.Meta{Name: "home", Uid: "known", Owner: "ann"}, SizeBytes: 1 << 30, Host: "b1",
 		State: v1.VolumeState_VOLUME_STATE_READY, Generation: 1}
 	reports := func(uid, sealedFor string, generation uint64) *v1.VolumeObserved {

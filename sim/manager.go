@@ -71,7 +71,7 @@ func (s *Sim) lead() {
 }
 
 // identify makes identities without certificates.
-func identify(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+func identify(_ *v1.Cluster, g *v1.Guest, epoch uint64, _ uint32) (*v1.Identity, time.Time) {
 	return &v1.Identity{GuestUid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Epoch: epoch, Address: g.Address}, time.Time{}
 }
 

@@ -107,6 +107,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Removed[name])
 	case *v1.Hold:
 		return orNil(o.Holds[name])
+	case *v1.Revocations:
+		return orNil(o.Revocations[name])
 	case *v1.Checkpoint:
 		return orNil(o.Checkpoints[name])
 	case *v1.Volume:

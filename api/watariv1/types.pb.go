@@ -7054,6 +7054,61 @@ func (x *Hold) GetVouched() []*VouchedHost {
 	return nil
 }
 
+// Revocations has what the manager has revoked. There is at most one.
+type Revocations struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Meta  *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	// guests is the generation of guests' certificates. It grows when a host is cut off or removed, because that host may know
+	// certificates of earlier generations.
+	Guests        uint32 `protobuf:"varint,2,opt,name=guests,proto3" json:"guests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revocations) Reset() {
+	*x = Revocations{}
+	mi := &file_watari_v1_types_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revocations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revocations) ProtoMessage() {}
+
+func (x *Revocations) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revocations.ProtoReflect.Descriptor instead.
+func (*Revocations) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Revocations) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Revocations) GetGuests() uint32 {
+	if x != nil {
+		return x.Guests
+	}
+	return 0
+}
+
 // VouchedHost is a host whose guests are gone, as an administrator said at a recovery. What it shows of terms up to the
 // given one is no new evidence.
 type VouchedHost struct {
@@ -7066,7 +7121,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7078,7 +7133,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7091,7 +7146,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -7125,7 +7180,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7137,7 +7192,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7150,7 +7205,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -7228,7 +7283,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[63]
+	mi := &file_watari_v1_types_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7240,7 +7295,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[63]
+	mi := &file_watari_v1_types_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7253,7 +7308,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -7938,7 +7993,10 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x121\n" +
 	"\bevidence\x18\x02 \x03(\v2\x15.watari.v1.ShownStampR\bevidence\x121\n" +
 	"\banswered\x18\x03 \x03(\v2\x15.watari.v1.ShownStampR\banswered\x120\n" +
-	"\avouched\x18\x04 \x03(\v2\x16.watari.v1.VouchedHostR\avouched\"5\n" +
+	"\avouched\x18\x04 \x03(\v2\x16.watari.v1.VouchedHostR\avouched\"J\n" +
+	"\vRevocations\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x16\n" +
+	"\x06guests\x18\x02 \x01(\rR\x06guests\"5\n" +
 	"\vVouchedHost\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\"\xd7\x01\n" +
@@ -8101,7 +8159,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -8182,16 +8240,17 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Stamp)(nil),                 // 76: watari.v1.Stamp
 	(*ShownStamp)(nil),            // 77: watari.v1.ShownStamp
 	(*Hold)(nil),                  // 78: watari.v1.Hold
-	(*VouchedHost)(nil),           // 79: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 80: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 81: watari.v1.GuestFacts
-	nil,                           // 82: watari.v1.RunSpec.EnvEntry
-	nil,                           // 83: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 84: google.protobuf.Timestamp
+	(*Revocations)(nil),           // 79: watari.v1.Revocations
+	(*VouchedHost)(nil),           // 80: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 81: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 82: watari.v1.GuestFacts
+	nil,                           // 83: watari.v1.RunSpec.EnvEntry
+	nil,                           // 84: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	84,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	84,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	85,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	85,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -8201,8 +8260,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	84,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	84,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	85,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	85,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -8215,15 +8274,15 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	36,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
 	27,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	84,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	85,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	28,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
 	35,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
 	34,  // 28: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
-	84,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	84,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	84,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	84,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	84,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	85,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	85,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	85,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	85,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	85,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	18,  // 34: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	18,  // 35: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	39,  // 36: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -8240,89 +8299,90 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	4,   // 47: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	55,  // 48: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
 	56,  // 49: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	84,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	85,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
 	53,  // 51: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
 	18,  // 52: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	41,  // 53: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	84,  // 54: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	85,  // 54: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	24,  // 55: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,   // 56: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	18,  // 57: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,   // 58: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	47,  // 59: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	84,  // 60: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	84,  // 61: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	84,  // 62: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	85,  // 60: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	85,  // 61: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	85,  // 62: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
 	39,  // 63: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
 	49,  // 64: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
 	24,  // 65: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
 	18,  // 66: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,   // 67: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
 	50,  // 68: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	84,  // 69: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	84,  // 70: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	84,  // 71: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	85,  // 69: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	85,  // 70: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	85,  // 71: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
 	51,  // 72: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
 	50,  // 73: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	54,  // 74: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	53,  // 75: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	84,  // 76: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
+	85,  // 76: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
 	10,  // 77: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	84,  // 78: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	84,  // 79: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	85,  // 78: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	85,  // 79: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
 	11,  // 80: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	84,  // 81: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	84,  // 82: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	85,  // 81: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	85,  // 82: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
 	18,  // 83: watari.v1.Volume.meta:type_name -> watari.v1.Meta
 	13,  // 84: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
 	55,  // 85: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
 	56,  // 86: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	84,  // 87: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	85,  // 87: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
 	58,  // 88: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
 	53,  // 89: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
 	12,  // 90: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	84,  // 91: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	84,  // 92: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	85,  // 91: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	85,  // 92: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
 	59,  // 93: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
 	61,  // 94: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
 	62,  // 95: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
 	9,   // 96: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
 	49,  // 97: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
 	18,  // 98: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	82,  // 99: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	83,  // 99: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	15,  // 100: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	18,  // 101: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	66,  // 102: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	14,  // 103: watari.v1.Run.state:type_name -> watari.v1.RunState
-	84,  // 104: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	84,  // 105: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	83,  // 106: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	85,  // 104: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	85,  // 105: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	84,  // 106: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	18,  // 107: watari.v1.User.meta:type_name -> watari.v1.Meta
 	16,  // 108: watari.v1.User.role:type_name -> watari.v1.Role
 	68,  // 109: watari.v1.User.quota:type_name -> watari.v1.Quota
-	84,  // 110: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	85,  // 110: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
 	18,  // 111: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	84,  // 112: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	85,  // 112: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
 	18,  // 113: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	84,  // 114: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	84,  // 115: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	85,  // 114: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	85,  // 115: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
 	17,  // 116: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	84,  // 117: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	84,  // 118: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	85,  // 117: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	85,  // 118: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
 	76,  // 119: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
 	18,  // 120: watari.v1.Hold.meta:type_name -> watari.v1.Meta
 	77,  // 121: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
 	77,  // 122: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	79,  // 123: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	42,  // 124: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	80,  // 125: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 126: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 127: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	128, // [128:128] is the sub-list for method output_type
-	128, // [128:128] is the sub-list for method input_type
-	128, // [128:128] is the sub-list for extension type_name
-	128, // [128:128] is the sub-list for extension extendee
-	0,   // [0:128] is the sub-list for field type_name
+	80,  // 123: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	18,  // 124: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
+	42,  // 125: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	81,  // 126: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 127: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 128: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	129, // [129:129] is the sub-list for method output_type
+	129, // [129:129] is the sub-list for method input_type
+	129, // [129:129] is the sub-list for extension type_name
+	129, // [129:129] is the sub-list for extension extendee
+	0,   // [0:129] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -8337,7 +8397,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

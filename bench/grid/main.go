@@ -184,7 +184,7 @@ func newGrid(hosts int, text string) *grid {
 			Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true, Process: true})
 	}
 	g.core = core.New(core.Config{Term: 1, Began: g.now.Add(-time.Hour), NoSharing: true,
-		Identify: func(_ *v1.Cluster, guest *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+		Identify: func(_ *v1.Cluster, guest *v1.Guest, epoch uint64, _ uint32) (*v1.Identity, time.Time) {
 			return &v1.Identity{Name: guest.Meta.Name, Epoch: epoch}, time.Time{}
 		}})
 	return g

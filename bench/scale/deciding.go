@@ -17,7 +17,7 @@ const decidingLimit = 10 * time.Second
 // orders to hosts.
 func measureDeciding(hosts, guests int) (latency, error) {
 	w := worldOf(hosts, guests)
-	identity := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, time.Time) {
+	identity := func(_ *v1.Cluster, g *v1.Guest, epoch uint64, _ uint32) (*v1.Identity, time.Time) {
 		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}, time.Time{}
 	}
 	c := core.New(core.Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identity})

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -39,6 +40,13 @@ func (a *Agent) Peer(t *testing.T, host string) (context.Context, watariv1connec
 		t.Fatal(err)
 	}
 	return ctx, a.overlay.peers
+}
+
+// Renew gives the agent another certificate.
+func (a *Agent) Renew(certificate, key []byte) error {
+	identity := proto.CloneOf(a.identity)
+	identity.Certificate, identity.Key = certificate, key
+	return a.StandIn(identity)
 }
 
 // PeerTransport carries calls to other guests.

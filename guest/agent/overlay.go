@@ -40,21 +40,28 @@ const (
 // overlay connects the agent to other guests. It serves ProcessService to them, and calls theirs for programs of this
 // guest. Both ends have certificates of the cluster's authority. Programs cannot read the keys.
 type overlay struct {
-	agent  *Agent
-	client *http.Transport // to other guests
-	peers  watariv1connect.ProcessServiceClient
+	agent *Agent
+	peers watariv1connect.ProcessServiceClient
 
 	port int // OverlayPort, except in tests
 
 	mu      sync.Mutex
-	tls     *tls.Config // nil: no identity yet
+	client  *http.Transport // to other guests
+	tls     *tls.Config     // nil: no identity yet
+	least   uint32          // generation of the own certificate; certificates of earlier ones were revoked
 	listen  net.Listener
 	address netip.Addr // on which the agent listens
 }
 
 func newOverlay(a *Agent) *overlay {
 	o := &overlay{agent: a, port: OverlayPort}
-	o.client = &http.Transport{
+	o.client = o.newTransport()
+	o.peers = o.newPeerClient()
+	return o
+}
+
+func (o *overlay) newTransport() *http.Transport {
+	t := &http.Transport{
 		DialTLSContext:     o.dial,
 		DisableCompression: true,
 		Protocols:          new(http.Protocols),
@@ -68,9 +75,8 @@ func newOverlay(a *Agent) *overlay {
 			PingTimeout:     70 * time.Second,
 		},
 	}
-	o.client.Protocols.SetHTTP2(true)
-	o.peers = o.newPeerClient()
-	return o
+	t.Protocols.SetHTTP2(true)
+	return t
 }
 
 // use replaces the certificates by an identity's. It begins to serve with the first identity.
@@ -78,10 +84,21 @@ func (o *overlay) use(c checked) error {
 	if len(c.GetCertificate()) == 0 {
 		return nil
 	}
+	own, err := ca.ParseCertificate(c.GetCertificate())
+	if err != nil {
+		return err
+	}
+	me, err := ca.IdentityOf(own)
+	if err != nil {
+		return err
+	}
 	cluster := c.GetCluster()
 	config, err := ca.PeerTLS(c.GetCaCertificate(), c.GetCertificate(), c.GetKey(), func(id ca.Identity) error {
 		if id.Kind != ca.KindGuest || id.Cluster != cluster {
 			return fmt.Errorf("%s is not a guest of cluster %s", id, cluster)
+		}
+		if id.Generation < me.Generation {
+			return fmt.Errorf("the certificate of %s was revoked, as all certificates from before a host was cut off or removed", id)
 		}
 		return nil
 	})
@@ -93,6 +110,9 @@ func (o *overlay) use(c checked) error {
 	defer o.mu.Unlock()
 	o.tls = config
 	o.client.CloseIdleConnections()
+	if me.Generation != o.least { // others take no further call on a connection with the earlier certificate
+		o.least, o.client = me.Generation, o.newTransport()
+	}
 	if o.listen != nil && o.address == c.address {
 		return nil
 	}
@@ -115,7 +135,7 @@ func (o *overlay) serve(listener net.Listener) {
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewProcessServiceHandler(&processService{agent: o.agent, peers: true}, connect.WithReadMaxBytes(peerLimit)))
 	server := &http.Server{
-		Handler:           mux,
+		Handler:           o.unrevoked(mux),
 		ReadHeaderTimeout: 20 * time.Second,
 		HTTP2:             &http.HTTP2Config{MaxReadFrameSize: peerFrame},
 		ErrorLog:          log.New(io.Discard, "", 0),
@@ -132,6 +152,21 @@ func (o *overlay) serve(listener net.Listener) {
 	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, net.ErrClosed) {
 		o.agent.log.Error("serving other guests ended", "error", err)
 	}
+}
+
+// unrevoked refuses calls on connections whose certificate has been revoked since.
+func (o *overlay) unrevoked(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, err := ca.IdentityOf(r.TLS.PeerCertificates[0]) // use has verified it
+		o.mu.Lock()
+		least := o.least
+		o.mu.Unlock()
+		if err != nil || id.Generation < least {
+			http.Error(w, "the certificate was revoked", http.StatusServiceUnavailable) // so that the caller tries again, with a new one
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // dial connects to a peer by name.
@@ -210,7 +245,10 @@ func (t toPeer) RoundTrip(r *http.Request) (*http.Response, error) {
 	address := *r.URL
 	address.Host = t.overlay.target(name)
 	r.URL, r.Host = &address, address.Host
-	return t.overlay.client.RoundTrip(r)
+	t.overlay.mu.Lock()
+	client := t.overlay.client
+	t.overlay.mu.Unlock()
+	return client.RoundTrip(r)
 }
 
 // callPeer finds a guest of the cluster by name or address, and returns a context for calls to it.

@@ -155,11 +155,13 @@ func TestUnknownProcessesAreNotFound(t *testing.T) {
 
 // cluster makes agents of one cluster on loopback addresses, and returns the first one's socket.
 func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agent) {
-	return certified(t, func(string) string { return "md" }, names...)
+	return certified(t, func(authority *ca.Authority, guest string) (ca.KeyPair, error) {
+		return authority.IssueGuest("md", guest, 0)
+	}, names...)
 }
 
-// certified is cluster with certificates for these clusters.
-func certified(t *testing.T, as func(guest string) (cluster string), names ...string) (socket string, agents []*agent.Agent) {
+// certified is cluster with other certificates.
+func certified(t *testing.T, issue func(authority *ca.Authority, guest string) (ca.KeyPair, error), names ...string) (socket string, agents []*agent.Agent) {
 	authority, err := ca.New("md")
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +181,7 @@ func certified(t *testing.T, as func(guest string) (cluster string), names ...st
 		peers = append(peers, &v1.Peer{Name: name, Address: fmt.Sprintf("127.0.0.%d", 2+i)})
 	}
 	for i, name := range names {
-		pair, err := authority.IssueGuest(as(name), name)
+		pair, err := issue(authority, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,14 +302,64 @@ func TestSignalsPassWhileNobodyTakesTheOutput(t *testing.T) {
 
 // Every cluster has its own authority. This is one that has signed for another cluster.
 func TestAGuestWithACertificateOfAnotherClusterIsNotServed(t *testing.T) {
-	_, agents := certified(t, func(guest string) string {
-		return map[string]string{"md-0": "other", "md-1": "md", "md-2": "md"}[guest]
+	_, agents := certified(t, func(authority *ca.Authority, guest string) (ca.KeyPair, error) {
+		return authority.IssueGuest(map[string]string{"md-0": "other", "md-1": "md", "md-2": "md"}[guest], guest, 0)
 	}, "md-0", "md-1", "md-2")
 	for from, allowed := range map[int]bool{0: false, 2: true} {
-		ctx, peer := agents[from].Peer(t, "md-1")
-		_, err := peer.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: "none"}))
-		if served := err == nil || connect.CodeOf(err) == connect.CodeNotFound; served != allowed {
+		if err := reach(t, agents[from], "md-1"); (err == nil) != allowed {
 			t.Errorf("a call from md-%d: %v", from, err)
+		}
+	}
+}
+
+// reach returns why a guest does not answer another one's calls; nil: it does.
+func reach(t *testing.T, from *agent.Agent, to string) error {
+	ctx, peer := from.Peer(t, to)
+	_, err := peer.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: "none"}))
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// A guest with a new certificate accepts no earlier one, at either end, and on no connection from before.
+func TestRevokedCertificatesOfGuestsAreVoid(t *testing.T) {
+	var authority *ca.Authority
+	_, agents := certified(t, func(a *ca.Authority, guest string) (ca.KeyPair, error) {
+		authority = a
+		return a.IssueGuest("md", guest, 0)
+	}, "md-0", "md-1")
+	renew := func(guest int) {
+		pair, err := authority.IssueGuest("md", fmt.Sprintf("md-%d", guest), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := agents[guest].Renew(pair.Certificate, pair.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, peer := agents[0].Peer(t, "md-1")
+	if _, err := peer.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"cat"}, Stdin: true})); err != nil {
+		t.Fatal(err)
+	}
+	stream := peer.Attach(ctx) // keeps the connection
+	if err := stream.Send(&v1.AttachRequest{Id: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	defer stream.CloseResponse()
+	defer stream.CloseRequest()
+	for i, answers := range []map[int]bool{{0: true, 1: true}, {0: false, 1: false}, {0: true, 1: true}} {
+		switch i {
+		case 1:
+			renew(1)
+		case 2:
+			renew(0)
+		}
+		for from, want := range answers {
+			err := reach(t, agents[from], fmt.Sprintf("md-%d", 1-from))
+			if (err == nil) != want || err != nil && connect.CodeOf(err) != connect.CodeUnavailable { // so that rsh tries again
+				t.Errorf("%d renewed, md-%d calls: %v", i, from, err)
+			}
 		}
 	}
 }

@@ -18,7 +18,7 @@ func Identities(n int) ([]*v1.Identity, error) {
 	var peers []*v1.Peer
 	for i := range n {
 		name, address := fmt.Sprintf("md-%d", i), fmt.Sprintf("10.77.0.%d", 10+i)
-		pair, err := authority.IssueGuest("md", name)
+		pair, err := authority.IssueGuest("md", name, 0)
 		if err != nil {
 			return nil, err
 		}

@@ -34,23 +34,24 @@ type identityKey struct {
 
 type madeIdentity struct {
 	*v1.Identity
-	renew time.Time // time to make another identity, with a new certificate
+	generation uint32
+	renew      time.Time // time to make another identity, with a new certificate
 }
 
-// identify makes a guest's identity for an epoch, and keeps it in memory until its certificate needs renewal; its key is
-// never stored. A restarted manager makes another identity, which is equally valid.
-func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (identity *v1.Identity, renew time.Time) {
+// identify makes a guest's identity for an epoch, and keeps it in memory until its certificate needs renewal or is revoked; its
+// key is never stored. A restarted manager makes another identity, which is equally valid.
+func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64, generation uint32) (identity *v1.Identity, renew time.Time) {
 	key, now := identityKey{g.Meta.Uid, epoch}, time.Now()
-	if made, has := c.identities[key]; has && now.Before(made.renew) {
+	if made, has := c.identities[key]; has && now.Before(made.renew) && made.generation == generation {
 		return made.Identity, made.renew
 	}
-	id, err := newIdentity(cluster, g, epoch)
+	id, err := newIdentity(cluster, g, epoch, generation)
 	if err != nil {
 		c.Log.Error("a guest's identity could not be made", "guest", g.Meta.Name, "error", err)
 		return nil, time.Time{}
 	}
 	renew = now.Add(ca.GuestLife / 2)
-	c.identities[key] = madeIdentity{id, renew}
+	c.identities[key] = madeIdentity{id, generation, renew}
 	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
 	return id, renew
 }
@@ -75,12 +76,12 @@ func (c *Controller) forgetIdentities(uid string) {
 	maps.DeleteFunc(c.identities, func(key identityKey, _ madeIdentity) bool { return key.uid == uid })
 }
 
-func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, error) {
+func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64, generation uint32) (*v1.Identity, error) {
 	authority, err := ca.Load(cluster.GetCaCertificate(), cluster.GetCaKey())
 	if err != nil {
 		return nil, fmt.Errorf("load the authority of cluster %s: %w", g.Cluster, err)
 	}
-	pair, err := authority.IssueGuest(g.Cluster, g.Meta.Name)
+	pair, err := authority.IssueGuest(g.Cluster, g.Meta.Name, generation)
 	if err != nil {
 		return nil, err
 	}

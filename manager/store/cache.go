@@ -152,6 +152,8 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Policies, &b.next.Policies, name, kv)
 	case Holds.dir:
 		return put(b, Holds, &b.next.Holds, name, kv)
+	case Revocations.dir:
+		return put(b, Revocations, &b.next.Revocations, name, kv)
 	case termsDir:
 		return applyTerm(b, name, kv)
 	}

@@ -43,6 +43,7 @@ var (
 	Sites       = Kind[*v1.Site]{"site", root + "sites/", func() *v1.Site { return new(v1.Site) }}
 	Policies    = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
 	Holds       = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
+	Revocations = Kind[*v1.Revocations]{"record of revocations", root + "revocations/", func() *v1.Revocations { return new(v1.Revocations) }}
 )
 
 // kindOf returns the name of an object's kind, and the object's key.
@@ -69,6 +70,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Removed.name, Removed.dir
 	case *v1.Hold:
 		kind, dir = Holds.name, Holds.dir
+	case *v1.Revocations:
+		kind, dir = Revocations.name, Revocations.dir
 	case *v1.Checkpoint:
 		kind, dir = Checkpoints.name, Checkpoints.dir
 	case *v1.Volume:
