@@ -30,16 +30,19 @@ type Identity struct {
 	// UID is the uid of the host's or user's object. It is in the subject's serial number, not in the URI. So the
 	// certificate of a removed host or user is not valid for a later one of the same name.
 	UID string
-	// Generation is the generation of a user's or guest's certificates; older generations were revoked.
+	// Generation is the generation of a host's, user's or guest's certificates; older generations were revoked.
 	Generation uint32
 }
 
-// serialNumber is the subject's serial number: the UID and, unless it is 0, the generation.
-func (id Identity) serialNumber() string {
-	if id.Generation == 0 {
-		return id.UID
+// Serial is the subject's serial number: the UID and, unless it is 0, the generation.
+func (id Identity) Serial() string { return Serial(id.UID, id.Generation) }
+
+// Serial is the serial number of a subject with a UID and a generation.
+func Serial(uid string, generation uint32) string {
+	if generation == 0 {
+		return uid
 	}
-	return fmt.Sprintf("%s/%d", id.UID, id.Generation)
+	return fmt.Sprintf("%s/%d", uid, generation)
 }
 
 // String is the identity's URI.

@@ -234,3 +234,28 @@ func TestAHostThatWasCutOffReadsNoVolume(t *testing.T) {
 		t.Errorf("the volume is served to %v", now)
 	}
 }
+
+// Other hosts talk to a host only if it has the certificate that it got last.
+func TestOrdersNameTheSerialNumberOfAHostsCertificate(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.pass(time.Second)
+	h.quarantine("a1", time.Hour, false)
+	serials := func(orders map[string]*v1.HostWanted) string {
+		for _, w := range orders {
+			for _, g := range w.Guests {
+				if m := g.Migration; m != nil && g.Role == v1.GuestRole_GUEST_ROLE_INCOMING {
+					return m.SourceUid + " " + m.TargetUid
+				}
+			}
+		}
+		return ""
+	}
+	before := h.pass(time.Second)
+	if uid := h.objects.Hosts["a1"].Meta.Uid; !strings.HasPrefix(serials(before), uid+" ") {
+		t.Fatalf("before: %q", serials(before))
+	}
+	h.change("a1", func(a1 *v1.Host) { a1.Generation = 2 })
+	if got, want := serials(h.pass(time.Second)), strings.Replace(serials(before), " ", "/2 ", 1); got != want {
+		t.Errorf("after a revocation: %q, want %q", got, want)
+	}
+}

@@ -288,6 +288,88 @@ func TestClustersMadeAtOnceShareNothing(t *testing.T) {
 	}
 }
 
+// A host whose certificates were revoked is out until it has another one, by a token for it alone. It stays the same host.
+func TestRevokedCertificatesOfAHostAreVoid(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	used := r.hostToken()
+	pair, _, err := r.join(used, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.dial("a1", pair)
+	connected := func() bool {
+		_, _, is := r.deps.Load().Sessions.Observed("a1")
+		return is
+	}
+	r.await("its session begins", connected)
+	revoke := func(by watariv1connect.ControlServiceClient, name string) (*v1.RevokeHostResponse, error) {
+		response, err := by.RevokeHost(ctx, connect.NewRequest(&v1.RevokeHostRequest{Name: name}))
+		if err != nil {
+			return nil, err
+		}
+		return response.Msg, nil
+	}
+	ann, _ := r.user("ann", nil)
+	_, err = revoke(ann, "a1")
+	wantCode(t, err, connect.CodePermissionDenied, "administrator")
+	_, err = revoke(r.admin, "b1")
+	wantCode(t, err, connect.CodeNotFound)
+	uid := r.deps.Load().Store.Snapshot().Hosts["a1"].Meta.Uid
+	first, err := revoke(r.admin, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("its session ends", func() bool { return !connected() })
+	request, err := ca.NewCSR(pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	wantCode(t, err, connect.CodeUnauthenticated, "revoked")
+	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusal *hostlink.Refusal
+	if err := hostlink.Dial(ctx, r.url, config, http.NewServeMux()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "revoked") || refusal.Removed {
+		t.Errorf("another session: %v", err)
+	}
+	joins := watariv1connect.NewJoinServiceClient(&http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(mustToken(t, used))}}, r.url)
+	_, err = joins.Join(ctx, connect.NewRequest(&v1.JoinRequest{Token: used, Name: "a1", Request: request}))
+	wantCode(t, err, connect.CodePermissionDenied, "unknown")
+	_, _, err = r.join(first.Token, "a2")
+	wantCode(t, err, connect.CodePermissionDenied, "for host a1")
+	second, err := revoke(r.admin, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = r.join(first.Token, "a1")
+	wantCode(t, err, connect.CodePermissionDenied, "unknown")
+	pair, _, err = r.join(second.Token, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.dial("a1", pair)
+	r.await("it is back", connected)
+	if now := r.deps.Load().Store.Snapshot().Hosts["a1"].Meta.Uid; now != uid {
+		t.Errorf("it is another host: %s, not %s", now, uid)
+	}
+	if request, err = ca.NewCSR(pair.Key); err != nil {
+		t.Fatal(err)
+	}
+	renewed, err := watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := ca.ParseCertificate(renewed.Msg.Certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, err := ca.IdentityOf(certificate); err != nil || id.Serial() != uid+"/2" {
+		t.Errorf("renewed: %v, serial number %s", err, id.Serial())
+	}
+}
+
 func TestAQuarantinedHostIsOut(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.host("a2")

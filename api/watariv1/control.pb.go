@@ -902,6 +902,110 @@ func (x *QuarantineHostResponse) GetHost() *Host {
 	return nil
 }
 
+type RevokeHostRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeHostRequest) Reset() {
+	*x = RevokeHostRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeHostRequest) ProtoMessage() {}
+
+func (x *RevokeHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeHostRequest.ProtoReflect.Descriptor instead.
+func (*RevokeHostRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RevokeHostRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RevokeHostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Host                  `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Token         string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"` // for this host alone
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires,proto3" json:"expires,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeHostResponse) Reset() {
+	*x = RevokeHostResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeHostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeHostResponse) ProtoMessage() {}
+
+func (x *RevokeHostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeHostResponse.ProtoReflect.Descriptor instead.
+func (*RevokeHostResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RevokeHostResponse) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *RevokeHostResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *RevokeHostResponse) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
 type RemoveHostRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -913,7 +1017,7 @@ type RemoveHostRequest struct {
 
 func (x *RemoveHostRequest) Reset() {
 	*x = RemoveHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1029,7 @@ func (x *RemoveHostRequest) String() string {
 func (*RemoveHostRequest) ProtoMessage() {}
 
 func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1042,7 @@ func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
 func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveHostRequest) GetName() string {
@@ -963,7 +1067,7 @@ type RemoveHostResponse struct {
 
 func (x *RemoveHostResponse) Reset() {
 	*x = RemoveHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1079,7 @@ func (x *RemoveHostResponse) String() string {
 func (*RemoveHostResponse) ProtoMessage() {}
 
 func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1092,7 @@ func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostResponse.ProtoReflect.Descriptor instead.
 func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 type TrustHostRequest struct {
@@ -1001,7 +1105,7 @@ type TrustHostRequest struct {
 
 func (x *TrustHostRequest) Reset() {
 	*x = TrustHostRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1117,7 @@ func (x *TrustHostRequest) String() string {
 func (*TrustHostRequest) ProtoMessage() {}
 
 func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1130,7 @@ func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostRequest.ProtoReflect.Descriptor instead.
 func (*TrustHostRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TrustHostRequest) GetName() string {
@@ -1052,7 +1156,7 @@ type TrustHostResponse struct {
 
 func (x *TrustHostResponse) Reset() {
 	*x = TrustHostResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1168,7 @@ func (x *TrustHostResponse) String() string {
 func (*TrustHostResponse) ProtoMessage() {}
 
 func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1181,7 @@ func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrustHostResponse.ProtoReflect.Descriptor instead.
 func (*TrustHostResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TrustHostResponse) GetHost() *Host {
@@ -1097,7 +1201,7 @@ type CreateImageRequest struct {
 
 func (x *CreateImageRequest) Reset() {
 	*x = CreateImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1213,7 @@ func (x *CreateImageRequest) String() string {
 func (*CreateImageRequest) ProtoMessage() {}
 
 func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1226,7 @@ func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageRequest.ProtoReflect.Descriptor instead.
 func (*CreateImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateImageRequest) GetImage() *Image {
@@ -1149,7 +1253,7 @@ type CreateImageResponse struct {
 
 func (x *CreateImageResponse) Reset() {
 	*x = CreateImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1265,7 @@ func (x *CreateImageResponse) String() string {
 func (*CreateImageResponse) ProtoMessage() {}
 
 func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1278,7 @@ func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageResponse.ProtoReflect.Descriptor instead.
 func (*CreateImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateImageResponse) GetImage() *Image {
@@ -1200,7 +1304,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1316,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1329,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListImagesRequest) GetName() string {
@@ -1244,7 +1348,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1360,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1373,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1289,7 +1393,7 @@ type PublishImageRequest struct {
 
 func (x *PublishImageRequest) Reset() {
 	*x = PublishImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1405,7 @@ func (x *PublishImageRequest) String() string {
 func (*PublishImageRequest) ProtoMessage() {}
 
 func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1418,7 @@ func (x *PublishImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageRequest.ProtoReflect.Descriptor instead.
 func (*PublishImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PublishImageRequest) GetName() string {
@@ -1340,7 +1444,7 @@ type PublishImageResponse struct {
 
 func (x *PublishImageResponse) Reset() {
 	*x = PublishImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1456,7 @@ func (x *PublishImageResponse) String() string {
 func (*PublishImageResponse) ProtoMessage() {}
 
 func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1469,7 @@ func (x *PublishImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishImageResponse.ProtoReflect.Descriptor instead.
 func (*PublishImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PublishImageResponse) GetImage() *Image {
@@ -1384,7 +1488,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1500,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1513,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -1427,7 +1531,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1543,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1556,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 type CreateClusterRequest struct {
@@ -1465,7 +1569,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1581,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1594,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -1517,7 +1621,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1633,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1646,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -1568,7 +1672,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1684,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1697,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -1612,7 +1716,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1728,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1741,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -1657,7 +1761,7 @@ type ResizeClusterRequest struct {
 
 func (x *ResizeClusterRequest) Reset() {
 	*x = ResizeClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1773,7 @@ func (x *ResizeClusterRequest) String() string {
 func (*ResizeClusterRequest) ProtoMessage() {}
 
 func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1786,7 @@ func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
 func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResizeClusterRequest) GetName() string {
@@ -1710,7 +1814,7 @@ type ResizeClusterResponse struct {
 
 func (x *ResizeClusterResponse) Reset() {
 	*x = ResizeClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1826,7 @@ func (x *ResizeClusterResponse) String() string {
 func (*ResizeClusterResponse) ProtoMessage() {}
 
 func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1839,7 @@ func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
 func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResizeClusterResponse) GetCluster() *Cluster {
@@ -1768,7 +1872,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1884,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1897,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1811,7 +1915,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +1927,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +1940,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 type CreateVolumeRequest struct {
@@ -1851,7 +1955,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1967,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1980,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1917,7 +2021,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2033,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2046,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1968,7 +2072,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2084,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2097,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListVolumesRequest) GetName() string {
@@ -2012,7 +2116,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2128,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2141,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -2056,7 +2160,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2172,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2185,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteVolumeRequest) GetName() string {
@@ -2099,7 +2203,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2215,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2228,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 type MoveVolumeRequest struct {
@@ -2139,7 +2243,7 @@ type MoveVolumeRequest struct {
 
 func (x *MoveVolumeRequest) Reset() {
 	*x = MoveVolumeRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2255,7 @@ func (x *MoveVolumeRequest) String() string {
 func (*MoveVolumeRequest) ProtoMessage() {}
 
 func (x *MoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2268,7 @@ func (x *MoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*MoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MoveVolumeRequest) GetName() string {
@@ -2204,7 +2308,7 @@ type MoveVolumeResponse struct {
 
 func (x *MoveVolumeResponse) Reset() {
 	*x = MoveVolumeResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2320,7 @@ func (x *MoveVolumeResponse) String() string {
 func (*MoveVolumeResponse) ProtoMessage() {}
 
 func (x *MoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2333,7 @@ func (x *MoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*MoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MoveVolumeResponse) GetVolume() *Volume {
@@ -2248,7 +2352,7 @@ type AllowStorageRequest struct {
 
 func (x *AllowStorageRequest) Reset() {
 	*x = AllowStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2364,7 @@ func (x *AllowStorageRequest) String() string {
 func (*AllowStorageRequest) ProtoMessage() {}
 
 func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2377,7 @@ func (x *AllowStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageRequest.ProtoReflect.Descriptor instead.
 func (*AllowStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AllowStorageRequest) GetStorage() *Storage {
@@ -2293,7 +2397,7 @@ type AllowStorageResponse struct {
 
 func (x *AllowStorageResponse) Reset() {
 	*x = AllowStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2409,7 @@ func (x *AllowStorageResponse) String() string {
 func (*AllowStorageResponse) ProtoMessage() {}
 
 func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2422,7 @@ func (x *AllowStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowStorageResponse.ProtoReflect.Descriptor instead.
 func (*AllowStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AllowStorageResponse) GetStorage() *Storage {
@@ -2343,7 +2447,7 @@ type ListStorageRequest struct {
 
 func (x *ListStorageRequest) Reset() {
 	*x = ListStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2459,7 @@ func (x *ListStorageRequest) String() string {
 func (*ListStorageRequest) ProtoMessage() {}
 
 func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2472,7 @@ func (x *ListStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 type ListStorageResponse struct {
@@ -2380,7 +2484,7 @@ type ListStorageResponse struct {
 
 func (x *ListStorageResponse) Reset() {
 	*x = ListStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2496,7 @@ func (x *ListStorageResponse) String() string {
 func (*ListStorageResponse) ProtoMessage() {}
 
 func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2509,7 @@ func (x *ListStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListStorageResponse) GetStorage() []*Storage {
@@ -2425,7 +2529,7 @@ type ForbidStorageRequest struct {
 
 func (x *ForbidStorageRequest) Reset() {
 	*x = ForbidStorageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2541,7 @@ func (x *ForbidStorageRequest) String() string {
 func (*ForbidStorageRequest) ProtoMessage() {}
 
 func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2554,7 @@ func (x *ForbidStorageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageRequest.ProtoReflect.Descriptor instead.
 func (*ForbidStorageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ForbidStorageRequest) GetName() string {
@@ -2475,7 +2579,7 @@ type ForbidStorageResponse struct {
 
 func (x *ForbidStorageResponse) Reset() {
 	*x = ForbidStorageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2591,7 @@ func (x *ForbidStorageResponse) String() string {
 func (*ForbidStorageResponse) ProtoMessage() {}
 
 func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2604,7 @@ func (x *ForbidStorageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForbidStorageResponse.ProtoReflect.Descriptor instead.
 func (*ForbidStorageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 type CreateCheckpointRequest struct {
@@ -2514,7 +2618,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2630,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2643,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateCheckpointRequest) GetCluster() string {
@@ -2573,7 +2677,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2689,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2702,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2626,7 +2730,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2742,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2755,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListCheckpointsRequest) GetCluster() string {
@@ -2684,7 +2788,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2800,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2813,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -2728,7 +2832,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2844,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2857,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteCheckpointRequest) GetName() string {
@@ -2771,7 +2875,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2887,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2900,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 type ChangeCheckpointRequest struct {
@@ -2809,7 +2913,7 @@ type ChangeCheckpointRequest struct {
 
 func (x *ChangeCheckpointRequest) Reset() {
 	*x = ChangeCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2925,7 @@ func (x *ChangeCheckpointRequest) String() string {
 func (*ChangeCheckpointRequest) ProtoMessage() {}
 
 func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2938,7 @@ func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ChangeCheckpointRequest) GetName() string {
@@ -2860,7 +2964,7 @@ type ChangeCheckpointResponse struct {
 
 func (x *ChangeCheckpointResponse) Reset() {
 	*x = ChangeCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +2976,7 @@ func (x *ChangeCheckpointResponse) String() string {
 func (*ChangeCheckpointResponse) ProtoMessage() {}
 
 func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +2989,7 @@ func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -2906,7 +3010,7 @@ type PlanCheckpointsRequest struct {
 
 func (x *PlanCheckpointsRequest) Reset() {
 	*x = PlanCheckpointsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3022,7 @@ func (x *PlanCheckpointsRequest) String() string {
 func (*PlanCheckpointsRequest) ProtoMessage() {}
 
 func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3035,7 @@ func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PlanCheckpointsRequest) GetCluster() string {
@@ -2965,7 +3069,7 @@ type PlanCheckpointsResponse struct {
 
 func (x *PlanCheckpointsResponse) Reset() {
 	*x = PlanCheckpointsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +3081,7 @@ func (x *PlanCheckpointsResponse) String() string {
 func (*PlanCheckpointsResponse) ProtoMessage() {}
 
 func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2990,7 +3094,7 @@ func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
@@ -3016,7 +3120,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3132,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3145,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *VerifyCheckpointRequest) GetName() string {
@@ -3060,7 +3164,7 @@ type VerifyCheckpointResponse struct {
 
 func (x *VerifyCheckpointResponse) Reset() {
 	*x = VerifyCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3176,7 @@ func (x *VerifyCheckpointResponse) String() string {
 func (*VerifyCheckpointResponse) ProtoMessage() {}
 
 func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3189,7 @@ func (x *VerifyCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *VerifyCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -3106,7 +3210,7 @@ type RestoreCheckpointRequest struct {
 
 func (x *RestoreCheckpointRequest) Reset() {
 	*x = RestoreCheckpointRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3222,7 @@ func (x *RestoreCheckpointRequest) String() string {
 func (*RestoreCheckpointRequest) ProtoMessage() {}
 
 func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3235,7 @@ func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RestoreCheckpointRequest) GetName() string {
@@ -3167,7 +3271,7 @@ type RestoreCheckpointResponse struct {
 
 func (x *RestoreCheckpointResponse) Reset() {
 	*x = RestoreCheckpointResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3283,7 @@ func (x *RestoreCheckpointResponse) String() string {
 func (*RestoreCheckpointResponse) ProtoMessage() {}
 
 func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3296,7 @@ func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
@@ -3226,7 +3330,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3238,7 +3342,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3251,7 +3355,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -3277,7 +3381,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3393,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3406,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -3321,7 +3425,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3437,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3450,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -3365,7 +3469,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3481,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3494,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -3409,7 +3513,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3525,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3538,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -3453,7 +3557,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3569,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3582,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -3500,7 +3604,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3616,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3629,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -3566,7 +3670,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +3682,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +3695,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -3617,7 +3721,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3733,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3746,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -3662,7 +3766,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3778,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3791,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3717,7 +3821,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3833,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3846,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -3789,7 +3893,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +3905,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +3918,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -3835,7 +3939,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +3951,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +3964,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -3893,7 +3997,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3905,7 +4009,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3918,7 +4022,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -3940,7 +4044,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4056,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4069,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -4005,7 +4109,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4121,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4134,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -4052,7 +4156,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4064,7 +4168,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4077,7 +4181,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -4118,7 +4222,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4234,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4247,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -4169,7 +4273,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4181,7 +4285,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,7 +4298,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -4213,7 +4317,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4329,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4342,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -4259,7 +4363,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4271,7 +4375,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4284,7 +4388,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -4317,7 +4421,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4329,7 +4433,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4342,7 +4446,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -4365,7 +4469,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4377,7 +4481,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4390,7 +4494,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -4423,7 +4527,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4539,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4552,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -4467,7 +4571,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4583,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4596,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -4511,7 +4615,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4627,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4640,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -4556,7 +4660,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4672,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4685,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -4607,7 +4711,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4619,7 +4723,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4632,7 +4736,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -4654,7 +4758,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4666,7 +4770,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4679,7 +4783,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -4705,7 +4809,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4821,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4834,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -4749,7 +4853,7 @@ type RemoveRunRequest struct {
 
 func (x *RemoveRunRequest) Reset() {
 	*x = RemoveRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4761,7 +4865,7 @@ func (x *RemoveRunRequest) String() string {
 func (*RemoveRunRequest) ProtoMessage() {}
 
 func (x *RemoveRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4774,7 +4878,7 @@ func (x *RemoveRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRunRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveRunRequest) GetName() string {
@@ -4792,7 +4896,7 @@ type RemoveRunResponse struct {
 
 func (x *RemoveRunResponse) Reset() {
 	*x = RemoveRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +4908,7 @@ func (x *RemoveRunResponse) String() string {
 func (*RemoveRunResponse) ProtoMessage() {}
 
 func (x *RemoveRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +4921,7 @@ func (x *RemoveRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRunResponse.ProtoReflect.Descriptor instead.
 func (*RemoveRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 type RunOutputRequest struct {
@@ -4832,7 +4936,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +4948,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +4961,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -4903,7 +5007,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4915,7 +5019,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4928,7 +5032,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -4975,7 +5079,7 @@ type RunProcessesRequest struct {
 
 func (x *RunProcessesRequest) Reset() {
 	*x = RunProcessesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4987,7 +5091,7 @@ func (x *RunProcessesRequest) String() string {
 func (*RunProcessesRequest) ProtoMessage() {}
 
 func (x *RunProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5000,7 +5104,7 @@ func (x *RunProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunProcessesRequest.ProtoReflect.Descriptor instead.
 func (*RunProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RunProcessesRequest) GetName() string {
@@ -5019,7 +5123,7 @@ type RunProcessesResponse struct {
 
 func (x *RunProcessesResponse) Reset() {
 	*x = RunProcessesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5031,7 +5135,7 @@ func (x *RunProcessesResponse) String() string {
 func (*RunProcessesResponse) ProtoMessage() {}
 
 func (x *RunProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5044,7 +5148,7 @@ func (x *RunProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunProcessesResponse.ProtoReflect.Descriptor instead.
 func (*RunProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RunProcessesResponse) GetGuests() []*GuestProcesses {
@@ -5068,7 +5172,7 @@ type GuestProcesses struct {
 
 func (x *GuestProcesses) Reset() {
 	*x = GuestProcesses{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5184,7 @@ func (x *GuestProcesses) String() string {
 func (*GuestProcesses) ProtoMessage() {}
 
 func (x *GuestProcesses) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5197,7 @@ func (x *GuestProcesses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestProcesses.ProtoReflect.Descriptor instead.
 func (*GuestProcesses) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GuestProcesses) GetGuest() string {
@@ -5141,7 +5245,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5153,7 +5257,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5166,7 +5270,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -5193,7 +5297,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5309,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5322,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -5246,7 +5350,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5362,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5375,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -5305,7 +5409,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5421,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5434,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -5355,7 +5459,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5367,7 +5471,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5380,7 +5484,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 type ListUsersResponse struct {
@@ -5392,7 +5496,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5404,7 +5508,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5417,7 +5521,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -5437,7 +5541,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5449,7 +5553,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[107]
+	mi := &file_watari_v1_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5462,7 +5566,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DisableUserRequest) GetName() string {
@@ -5488,7 +5592,7 @@ type DisableUserResponse struct {
 
 func (x *DisableUserResponse) Reset() {
 	*x = DisableUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5604,7 @@ func (x *DisableUserResponse) String() string {
 func (*DisableUserResponse) ProtoMessage() {}
 
 func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[108]
+	mi := &file_watari_v1_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5617,7 @@ func (x *DisableUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserResponse.ProtoReflect.Descriptor instead.
 func (*DisableUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DisableUserResponse) GetUser() *User {
@@ -5532,7 +5636,7 @@ type RevokeUserRequest struct {
 
 func (x *RevokeUserRequest) Reset() {
 	*x = RevokeUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +5648,7 @@ func (x *RevokeUserRequest) String() string {
 func (*RevokeUserRequest) ProtoMessage() {}
 
 func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[109]
+	mi := &file_watari_v1_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +5661,7 @@ func (x *RevokeUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserRequest.ProtoReflect.Descriptor instead.
 func (*RevokeUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{109}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RevokeUserRequest) GetName() string {
@@ -5576,7 +5680,7 @@ type RevokeUserResponse struct {
 
 func (x *RevokeUserResponse) Reset() {
 	*x = RevokeUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +5692,7 @@ func (x *RevokeUserResponse) String() string {
 func (*RevokeUserResponse) ProtoMessage() {}
 
 func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[110]
+	mi := &file_watari_v1_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +5705,7 @@ func (x *RevokeUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeUserResponse.ProtoReflect.Descriptor instead.
 func (*RevokeUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{110}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RevokeUserResponse) GetUser() *User {
@@ -5620,7 +5724,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5632,7 +5736,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[111]
+	mi := &file_watari_v1_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5645,7 +5749,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{111}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -5663,7 +5767,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5675,7 +5779,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[112]
+	mi := &file_watari_v1_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5688,7 +5792,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{112}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
 }
 
 type SetQuotaRequest struct {
@@ -5701,7 +5805,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5713,7 +5817,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[113]
+	mi := &file_watari_v1_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5726,7 +5830,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{113}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -5752,7 +5856,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5764,7 +5868,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[114]
+	mi := &file_watari_v1_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5777,7 +5881,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{114}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -5798,7 +5902,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5810,7 +5914,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[115]
+	mi := &file_watari_v1_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5823,7 +5927,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{115}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -5859,7 +5963,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5871,7 +5975,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[116]
+	mi := &file_watari_v1_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5884,7 +5988,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{116}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -5912,7 +6016,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5924,7 +6028,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[117]
+	mi := &file_watari_v1_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5937,7 +6041,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{117}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -5970,7 +6074,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6086,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[118]
+	mi := &file_watari_v1_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6099,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{118}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -6015,7 +6119,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6027,7 +6131,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[119]
+	mi := &file_watari_v1_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6040,7 +6144,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{119}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -6075,7 +6179,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6087,7 +6191,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[120]
+	mi := &file_watari_v1_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6100,7 +6204,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{120}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -6175,7 +6279,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6187,7 +6291,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[121]
+	mi := &file_watari_v1_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6200,7 +6304,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{121}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *AuditRequest) GetLast() uint32 {
@@ -6219,7 +6323,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6231,7 +6335,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[122]
+	mi := &file_watari_v1_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6244,7 +6348,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{122}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *AuditResponse) GetEntry() *AuditEntry {
@@ -6265,7 +6369,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6277,7 +6381,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[123]
+	mi := &file_watari_v1_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6290,7 +6394,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{123}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -6323,7 +6427,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6439,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[124]
+	mi := &file_watari_v1_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6452,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{124}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -6366,7 +6470,7 @@ type CreateConsoleLinkRequest struct {
 
 func (x *CreateConsoleLinkRequest) Reset() {
 	*x = CreateConsoleLinkRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6378,7 +6482,7 @@ func (x *CreateConsoleLinkRequest) String() string {
 func (*CreateConsoleLinkRequest) ProtoMessage() {}
 
 func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[125]
+	mi := &file_watari_v1_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6391,7 +6495,7 @@ func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{125}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
 }
 
 type CreateConsoleLinkResponse struct {
@@ -6405,7 +6509,7 @@ type CreateConsoleLinkResponse struct {
 
 func (x *CreateConsoleLinkResponse) Reset() {
 	*x = CreateConsoleLinkResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6417,7 +6521,7 @@ func (x *CreateConsoleLinkResponse) String() string {
 func (*CreateConsoleLinkResponse) ProtoMessage() {}
 
 func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[126]
+	mi := &file_watari_v1_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6430,7 +6534,7 @@ func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
 func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{126}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *CreateConsoleLinkResponse) GetUrl() string {
@@ -6464,7 +6568,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6476,7 +6580,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[127]
+	mi := &file_watari_v1_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6489,7 +6593,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{127}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -6523,7 +6627,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6535,7 +6639,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[128]
+	mi := &file_watari_v1_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6548,7 +6652,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{128}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -6627,7 +6731,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6639,7 +6743,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[129]
+	mi := &file_watari_v1_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6652,7 +6756,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{129}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -6700,7 +6804,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6816,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[130]
+	mi := &file_watari_v1_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6829,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{130}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -6752,7 +6856,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6764,7 +6868,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[131]
+	mi := &file_watari_v1_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6777,7 +6881,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{131}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -6803,7 +6907,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6815,7 +6919,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[132]
+	mi := &file_watari_v1_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6828,7 +6932,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{132}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -6849,7 +6953,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6861,7 +6965,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[133]
+	mi := &file_watari_v1_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6874,7 +6978,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{133}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -6908,7 +7012,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6920,7 +7024,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[134]
+	mi := &file_watari_v1_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6933,7 +7037,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{134}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -6965,7 +7069,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6977,7 +7081,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[135]
+	mi := &file_watari_v1_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6990,7 +7094,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{135}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -7045,7 +7149,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7057,7 +7161,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[136]
+	mi := &file_watari_v1_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7070,7 +7174,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{136}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -7097,7 +7201,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7109,7 +7213,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[137]
+	mi := &file_watari_v1_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7122,7 +7226,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{137}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -7154,7 +7258,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7166,7 +7270,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[138]
+	mi := &file_watari_v1_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7179,7 +7283,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{138}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -7235,7 +7339,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7351,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[139]
+	mi := &file_watari_v1_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7364,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{139}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -7296,7 +7400,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7308,7 +7412,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[140]
+	mi := &file_watari_v1_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7321,7 +7425,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{140}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -7363,7 +7467,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[141]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7375,7 +7479,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[141]
+	mi := &file_watari_v1_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7388,7 +7492,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{141}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -7428,7 +7532,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[142]
+	mi := &file_watari_v1_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7440,7 +7544,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[142]
+	mi := &file_watari_v1_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7453,7 +7557,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{142}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -7519,7 +7623,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[143]
+	mi := &file_watari_v1_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7531,7 +7635,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[143]
+	mi := &file_watari_v1_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7544,7 +7648,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{143}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -7594,7 +7698,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[144]
+	mi := &file_watari_v1_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7606,7 +7710,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[144]
+	mi := &file_watari_v1_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7619,7 +7723,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{144}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -7658,7 +7762,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[145]
+	mi := &file_watari_v1_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7670,7 +7774,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[145]
+	mi := &file_watari_v1_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7683,7 +7787,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{145}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -7788,7 +7892,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x12\n" +
 	"\x04undo\x18\x03 \x01(\bR\x04undo\"=\n" +
 	"\x16QuarantineHostResponse\x12#\n" +
-	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\";\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"'\n" +
+	"\x11RevokeHostRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x85\x01\n" +
+	"\x12RevokeHostResponse\x12#\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x124\n" +
+	"\aexpires\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\";\n" +
 	"\x11RemoveHostRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\bR\x04lost\"\x14\n" +
@@ -8221,7 +8331,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xae)\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xf9)\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -8230,6 +8340,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\aSetSite\x12\x19.watari.v1.SetSiteRequest\x1a\x1a.watari.v1.SetSiteResponse\x12F\n" +
 	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12U\n" +
 	"\x0eQuarantineHost\x12 .watari.v1.QuarantineHostRequest\x1a!.watari.v1.QuarantineHostResponse\x12I\n" +
+	"\n" +
+	"RevokeHost\x12\x1c.watari.v1.RevokeHostRequest\x1a\x1d.watari.v1.RevokeHostResponse\x12I\n" +
 	"\n" +
 	"RemoveHost\x12\x1c.watari.v1.RemoveHostRequest\x1a\x1d.watari.v1.RemoveHostResponse\x12F\n" +
 	"\tTrustHost\x12\x1b.watari.v1.TrustHostRequest\x1a\x1c.watari.v1.TrustHostResponse\x12F\n" +
@@ -8315,7 +8427,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 147)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 149)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -8334,408 +8446,414 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*SetSiteResponse)(nil),           // 14: watari.v1.SetSiteResponse
 	(*QuarantineHostRequest)(nil),     // 15: watari.v1.QuarantineHostRequest
 	(*QuarantineHostResponse)(nil),    // 16: watari.v1.QuarantineHostResponse
-	(*RemoveHostRequest)(nil),         // 17: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),        // 18: watari.v1.RemoveHostResponse
-	(*TrustHostRequest)(nil),          // 19: watari.v1.TrustHostRequest
-	(*TrustHostResponse)(nil),         // 20: watari.v1.TrustHostResponse
-	(*CreateImageRequest)(nil),        // 21: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 22: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 23: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 24: watari.v1.ListImagesResponse
-	(*PublishImageRequest)(nil),       // 25: watari.v1.PublishImageRequest
-	(*PublishImageResponse)(nil),      // 26: watari.v1.PublishImageResponse
-	(*RemoveImageRequest)(nil),        // 27: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 28: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 29: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 30: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 31: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 32: watari.v1.ListClustersResponse
-	(*ResizeClusterRequest)(nil),      // 33: watari.v1.ResizeClusterRequest
-	(*ResizeClusterResponse)(nil),     // 34: watari.v1.ResizeClusterResponse
-	(*DeleteClusterRequest)(nil),      // 35: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 36: watari.v1.DeleteClusterResponse
-	(*CreateVolumeRequest)(nil),       // 37: watari.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),      // 38: watari.v1.CreateVolumeResponse
-	(*ListVolumesRequest)(nil),        // 39: watari.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 40: watari.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),       // 41: watari.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 42: watari.v1.DeleteVolumeResponse
-	(*MoveVolumeRequest)(nil),         // 43: watari.v1.MoveVolumeRequest
-	(*MoveVolumeResponse)(nil),        // 44: watari.v1.MoveVolumeResponse
-	(*AllowStorageRequest)(nil),       // 45: watari.v1.AllowStorageRequest
-	(*AllowStorageResponse)(nil),      // 46: watari.v1.AllowStorageResponse
-	(*ListStorageRequest)(nil),        // 47: watari.v1.ListStorageRequest
-	(*ListStorageResponse)(nil),       // 48: watari.v1.ListStorageResponse
-	(*ForbidStorageRequest)(nil),      // 49: watari.v1.ForbidStorageRequest
-	(*ForbidStorageResponse)(nil),     // 50: watari.v1.ForbidStorageResponse
-	(*CreateCheckpointRequest)(nil),   // 51: watari.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),  // 52: watari.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),    // 53: watari.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),   // 54: watari.v1.ListCheckpointsResponse
-	(*DeleteCheckpointRequest)(nil),   // 55: watari.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),  // 56: watari.v1.DeleteCheckpointResponse
-	(*ChangeCheckpointRequest)(nil),   // 57: watari.v1.ChangeCheckpointRequest
-	(*ChangeCheckpointResponse)(nil),  // 58: watari.v1.ChangeCheckpointResponse
-	(*PlanCheckpointsRequest)(nil),    // 59: watari.v1.PlanCheckpointsRequest
-	(*PlanCheckpointsResponse)(nil),   // 60: watari.v1.PlanCheckpointsResponse
-	(*VerifyCheckpointRequest)(nil),   // 61: watari.v1.VerifyCheckpointRequest
-	(*VerifyCheckpointResponse)(nil),  // 62: watari.v1.VerifyCheckpointResponse
-	(*RestoreCheckpointRequest)(nil),  // 63: watari.v1.RestoreCheckpointRequest
-	(*RestoreCheckpointResponse)(nil), // 64: watari.v1.RestoreCheckpointResponse
-	(*ListGuestsRequest)(nil),         // 65: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 66: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 67: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 68: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 69: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 70: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 71: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 72: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 73: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 74: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 75: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 76: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 77: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 78: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 79: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 80: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 81: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 82: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 83: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 84: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 85: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 86: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 87: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 88: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 89: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 90: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 91: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 92: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 93: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 94: watari.v1.CancelRunResponse
-	(*RemoveRunRequest)(nil),          // 95: watari.v1.RemoveRunRequest
-	(*RemoveRunResponse)(nil),         // 96: watari.v1.RemoveRunResponse
-	(*RunOutputRequest)(nil),          // 97: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 98: watari.v1.RunOutputResponse
-	(*RunProcessesRequest)(nil),       // 99: watari.v1.RunProcessesRequest
-	(*RunProcessesResponse)(nil),      // 100: watari.v1.RunProcessesResponse
-	(*GuestProcesses)(nil),            // 101: watari.v1.GuestProcesses
-	(*CreateTokenRequest)(nil),        // 102: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 103: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 104: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 105: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 106: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 107: watari.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),        // 108: watari.v1.DisableUserRequest
-	(*DisableUserResponse)(nil),       // 109: watari.v1.DisableUserResponse
-	(*RevokeUserRequest)(nil),         // 110: watari.v1.RevokeUserRequest
-	(*RevokeUserResponse)(nil),        // 111: watari.v1.RevokeUserResponse
-	(*RemoveUserRequest)(nil),         // 112: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 113: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 114: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 115: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 116: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 117: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 118: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 119: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 120: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 121: watari.v1.GuestPair
-	(*AuditRequest)(nil),              // 122: watari.v1.AuditRequest
-	(*AuditResponse)(nil),             // 123: watari.v1.AuditResponse
-	(*EventsRequest)(nil),             // 124: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 125: watari.v1.EventsResponse
-	(*CreateConsoleLinkRequest)(nil),  // 126: watari.v1.CreateConsoleLinkRequest
-	(*CreateConsoleLinkResponse)(nil), // 127: watari.v1.CreateConsoleLinkResponse
-	(*WatchRequest)(nil),              // 128: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 129: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 130: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 131: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 132: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 133: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 134: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 135: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 136: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 137: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 138: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 139: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 140: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 141: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 142: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 143: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 144: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 145: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 146: watari.v1.RecoverResponse
-	nil,                               // 147: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 148: watari.v1.User
-	(*Host)(nil),                      // 149: watari.v1.Host
-	(*Site)(nil),                      // 150: watari.v1.Site
-	(*durationpb.Duration)(nil),       // 151: google.protobuf.Duration
-	(*Image)(nil),                     // 152: watari.v1.Image
-	(*Blob)(nil),                      // 153: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 154: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 155: watari.v1.Cluster
-	(*CheckpointPlan)(nil),            // 156: watari.v1.CheckpointPlan
-	(*Volume)(nil),                    // 157: watari.v1.Volume
-	(*Storage)(nil),                   // 158: watari.v1.Storage
-	(*Checkpoint)(nil),                // 159: watari.v1.Checkpoint
-	(*Guest)(nil),                     // 160: watari.v1.Guest
-	(*KeptConsole)(nil),               // 161: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 162: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 163: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 164: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 165: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 166: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 167: watari.v1.Migration
-	(*RunSpec)(nil),                   // 168: watari.v1.RunSpec
-	(*Run)(nil),                       // 169: watari.v1.Run
-	(*RunProcess)(nil),                // 170: watari.v1.RunProcess
-	(*timestamppb.Timestamp)(nil),     // 171: google.protobuf.Timestamp
-	(Role)(0),                         // 172: watari.v1.Role
-	(*Quota)(nil),                     // 173: watari.v1.Quota
-	(*HostSample)(nil),                // 174: watari.v1.HostSample
-	(*GuestSample)(nil),               // 175: watari.v1.GuestSample
-	(*AuditEntry)(nil),                // 176: watari.v1.AuditEntry
-	(*Event)(nil),                     // 177: watari.v1.Event
-	(*Policy)(nil),                    // 178: watari.v1.Policy
+	(*RevokeHostRequest)(nil),         // 17: watari.v1.RevokeHostRequest
+	(*RevokeHostResponse)(nil),        // 18: watari.v1.RevokeHostResponse
+	(*RemoveHostRequest)(nil),         // 19: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 20: watari.v1.RemoveHostResponse
+	(*TrustHostRequest)(nil),          // 21: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 22: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 23: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 24: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 25: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 26: watari.v1.ListImagesResponse
+	(*PublishImageRequest)(nil),       // 27: watari.v1.PublishImageRequest
+	(*PublishImageResponse)(nil),      // 28: watari.v1.PublishImageResponse
+	(*RemoveImageRequest)(nil),        // 29: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 30: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 31: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 32: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 33: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 34: watari.v1.ListClustersResponse
+	(*ResizeClusterRequest)(nil),      // 35: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 36: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 37: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 38: watari.v1.DeleteClusterResponse
+	(*CreateVolumeRequest)(nil),       // 39: watari.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),      // 40: watari.v1.CreateVolumeResponse
+	(*ListVolumesRequest)(nil),        // 41: watari.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 42: watari.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),       // 43: watari.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 44: watari.v1.DeleteVolumeResponse
+	(*MoveVolumeRequest)(nil),         // 45: watari.v1.MoveVolumeRequest
+	(*MoveVolumeResponse)(nil),        // 46: watari.v1.MoveVolumeResponse
+	(*AllowStorageRequest)(nil),       // 47: watari.v1.AllowStorageRequest
+	(*AllowStorageResponse)(nil),      // 48: watari.v1.AllowStorageResponse
+	(*ListStorageRequest)(nil),        // 49: watari.v1.ListStorageRequest
+	(*ListStorageResponse)(nil),       // 50: watari.v1.ListStorageResponse
+	(*ForbidStorageRequest)(nil),      // 51: watari.v1.ForbidStorageRequest
+	(*ForbidStorageResponse)(nil),     // 52: watari.v1.ForbidStorageResponse
+	(*CreateCheckpointRequest)(nil),   // 53: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 54: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 55: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 56: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 57: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 58: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 59: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 60: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 61: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 62: watari.v1.PlanCheckpointsResponse
+	(*VerifyCheckpointRequest)(nil),   // 63: watari.v1.VerifyCheckpointRequest
+	(*VerifyCheckpointResponse)(nil),  // 64: watari.v1.VerifyCheckpointResponse
+	(*RestoreCheckpointRequest)(nil),  // 65: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 66: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 67: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 68: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 69: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 70: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 71: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 72: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 73: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 74: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 75: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 76: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 77: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 78: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 79: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 80: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 81: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 82: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 83: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 84: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 85: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 86: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 87: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 88: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 89: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 90: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 91: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 92: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 93: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 94: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 95: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 96: watari.v1.CancelRunResponse
+	(*RemoveRunRequest)(nil),          // 97: watari.v1.RemoveRunRequest
+	(*RemoveRunResponse)(nil),         // 98: watari.v1.RemoveRunResponse
+	(*RunOutputRequest)(nil),          // 99: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 100: watari.v1.RunOutputResponse
+	(*RunProcessesRequest)(nil),       // 101: watari.v1.RunProcessesRequest
+	(*RunProcessesResponse)(nil),      // 102: watari.v1.RunProcessesResponse
+	(*GuestProcesses)(nil),            // 103: watari.v1.GuestProcesses
+	(*CreateTokenRequest)(nil),        // 104: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 105: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 106: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 107: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 108: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 109: watari.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),        // 110: watari.v1.DisableUserRequest
+	(*DisableUserResponse)(nil),       // 111: watari.v1.DisableUserResponse
+	(*RevokeUserRequest)(nil),         // 112: watari.v1.RevokeUserRequest
+	(*RevokeUserResponse)(nil),        // 113: watari.v1.RevokeUserResponse
+	(*RemoveUserRequest)(nil),         // 114: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 115: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 116: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 117: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 118: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 119: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 120: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 121: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 122: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 123: watari.v1.GuestPair
+	(*AuditRequest)(nil),              // 124: watari.v1.AuditRequest
+	(*AuditResponse)(nil),             // 125: watari.v1.AuditResponse
+	(*EventsRequest)(nil),             // 126: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 127: watari.v1.EventsResponse
+	(*CreateConsoleLinkRequest)(nil),  // 128: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 129: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 130: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 131: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 132: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 133: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 134: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 135: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 136: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 137: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 138: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 139: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 140: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 141: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 142: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 143: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 144: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 145: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 146: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 147: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 148: watari.v1.RecoverResponse
+	nil,                               // 149: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 150: watari.v1.User
+	(*Host)(nil),                      // 151: watari.v1.Host
+	(*Site)(nil),                      // 152: watari.v1.Site
+	(*durationpb.Duration)(nil),       // 153: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 154: google.protobuf.Timestamp
+	(*Image)(nil),                     // 155: watari.v1.Image
+	(*Blob)(nil),                      // 156: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 157: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 158: watari.v1.Cluster
+	(*CheckpointPlan)(nil),            // 159: watari.v1.CheckpointPlan
+	(*Volume)(nil),                    // 160: watari.v1.Volume
+	(*Storage)(nil),                   // 161: watari.v1.Storage
+	(*Checkpoint)(nil),                // 162: watari.v1.Checkpoint
+	(*Guest)(nil),                     // 163: watari.v1.Guest
+	(*KeptConsole)(nil),               // 164: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 165: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 166: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 167: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 168: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 169: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 170: watari.v1.Migration
+	(*RunSpec)(nil),                   // 171: watari.v1.RunSpec
+	(*Run)(nil),                       // 172: watari.v1.Run
+	(*RunProcess)(nil),                // 173: watari.v1.RunProcess
+	(Role)(0),                         // 174: watari.v1.Role
+	(*Quota)(nil),                     // 175: watari.v1.Quota
+	(*HostSample)(nil),                // 176: watari.v1.HostSample
+	(*GuestSample)(nil),               // 177: watari.v1.GuestSample
+	(*AuditEntry)(nil),                // 178: watari.v1.AuditEntry
+	(*Event)(nil),                     // 179: watari.v1.Event
+	(*Policy)(nil),                    // 180: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	148, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	149, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	149, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
-	149, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	150, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
-	150, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
-	151, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
-	149, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
-	149, // 8: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	152, // 9: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	152, // 10: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	153, // 11: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	152, // 12: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	152, // 13: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
-	154, // 14: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	155, // 15: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	155, // 16: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	155, // 17: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	156, // 18: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
-	157, // 19: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
-	157, // 20: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
-	157, // 21: watari.v1.MoveVolumeResponse.volume:type_name -> watari.v1.Volume
-	158, // 22: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
-	158, // 23: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
-	158, // 24: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
-	159, // 25: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	159, // 26: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	159, // 27: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	156, // 28: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	155, // 29: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	157, // 30: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
-	159, // 31: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	155, // 32: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	157, // 33: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
-	160, // 34: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	160, // 35: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	160, // 36: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	161, // 37: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	162, // 38: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	163, // 39: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	164, // 40: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	165, // 41: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	166, // 42: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	167, // 43: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	167, // 44: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	167, // 45: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	168, // 46: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	169, // 47: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	169, // 48: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	169, // 49: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	169, // 50: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	169, // 51: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	101, // 52: watari.v1.RunProcessesResponse.guests:type_name -> watari.v1.GuestProcesses
-	170, // 53: watari.v1.GuestProcesses.processes:type_name -> watari.v1.RunProcess
-	151, // 54: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	171, // 55: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	172, // 56: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	173, // 57: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	148, // 58: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	148, // 59: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	148, // 60: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
-	148, // 61: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
-	173, // 62: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	148, // 63: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	171, // 64: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	174, // 65: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	118, // 66: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	171, // 67: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	175, // 68: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	121, // 69: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	176, // 70: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
-	177, // 71: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	171, // 72: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
-	155, // 73: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	160, // 74: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	149, // 75: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	167, // 76: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	169, // 77: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	160, // 78: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	159, // 79: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	157, // 80: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
-	178, // 81: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	178, // 82: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	171, // 83: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	171, // 84: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	136, // 85: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	171, // 86: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	139, // 87: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	171, // 88: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	151, // 89: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	147, // 90: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 91: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	143, // 92: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	144, // 93: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	145, // 94: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 95: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 96: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 97: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	11,  // 98: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
-	13,  // 99: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
-	9,   // 100: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	15,  // 101: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
-	17,  // 102: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	19,  // 103: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	7,   // 104: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
-	21,  // 105: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	23,  // 106: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	25,  // 107: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
-	27,  // 108: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	29,  // 109: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	31,  // 110: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	33,  // 111: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	35,  // 112: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	65,  // 113: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	67,  // 114: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	69,  // 115: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	71,  // 116: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	73,  // 117: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	75,  // 118: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	77,  // 119: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	79,  // 120: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	81,  // 121: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	83,  // 122: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	85,  // 123: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	51,  // 124: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	53,  // 125: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	55,  // 126: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	57,  // 127: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	59,  // 128: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	61,  // 129: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
-	63,  // 130: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	37,  // 131: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
-	39,  // 132: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
-	41,  // 133: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
-	43,  // 134: watari.v1.ControlService.MoveVolume:input_type -> watari.v1.MoveVolumeRequest
-	45,  // 135: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
-	47,  // 136: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
-	49,  // 137: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
-	87,  // 138: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	89,  // 139: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	91,  // 140: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	93,  // 141: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	95,  // 142: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
-	97,  // 143: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	99,  // 144: watari.v1.ControlService.RunProcesses:input_type -> watari.v1.RunProcessesRequest
-	102, // 145: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	104, // 146: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	106, // 147: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	108, // 148: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
-	110, // 149: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
-	112, // 150: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	114, // 151: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	142, // 152: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	116, // 153: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	119, // 154: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	130, // 155: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	132, // 156: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	134, // 157: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	137, // 158: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	124, // 159: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	122, // 160: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
-	128, // 161: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	126, // 162: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
-	140, // 163: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 164: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 165: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 166: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	12,  // 167: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
-	14,  // 168: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
-	10,  // 169: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	16,  // 170: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
-	18,  // 171: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	20,  // 172: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	8,   // 173: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
-	22,  // 174: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	24,  // 175: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	26,  // 176: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
-	28,  // 177: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	30,  // 178: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	32,  // 179: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	34,  // 180: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	36,  // 181: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	66,  // 182: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	68,  // 183: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	70,  // 184: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	72,  // 185: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	74,  // 186: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	76,  // 187: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	78,  // 188: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	80,  // 189: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	82,  // 190: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	84,  // 191: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	86,  // 192: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	52,  // 193: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	54,  // 194: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	56,  // 195: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	58,  // 196: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	60,  // 197: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	62,  // 198: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
-	64,  // 199: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	38,  // 200: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
-	40,  // 201: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
-	42,  // 202: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
-	44,  // 203: watari.v1.ControlService.MoveVolume:output_type -> watari.v1.MoveVolumeResponse
-	46,  // 204: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
-	48,  // 205: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
-	50,  // 206: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
-	88,  // 207: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	90,  // 208: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	92,  // 209: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	94,  // 210: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	96,  // 211: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
-	98,  // 212: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	100, // 213: watari.v1.ControlService.RunProcesses:output_type -> watari.v1.RunProcessesResponse
-	103, // 214: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	105, // 215: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	107, // 216: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	109, // 217: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
-	111, // 218: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
-	113, // 219: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	115, // 220: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	146, // 221: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	117, // 222: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	120, // 223: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	131, // 224: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	133, // 225: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	135, // 226: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	138, // 227: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	125, // 228: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	123, // 229: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
-	129, // 230: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	127, // 231: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
-	141, // 232: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	164, // [164:233] is the sub-list for method output_type
-	95,  // [95:164] is the sub-list for method input_type
-	95,  // [95:95] is the sub-list for extension type_name
-	95,  // [95:95] is the sub-list for extension extendee
-	0,   // [0:95] is the sub-list for field type_name
+	150, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	151, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	151, // 2: watari.v1.SpareHostResponse.host:type_name -> watari.v1.Host
+	151, // 3: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	152, // 4: watari.v1.ListSitesResponse.sites:type_name -> watari.v1.Site
+	152, // 5: watari.v1.SetSiteResponse.site:type_name -> watari.v1.Site
+	153, // 6: watari.v1.QuarantineHostRequest.grace:type_name -> google.protobuf.Duration
+	151, // 7: watari.v1.QuarantineHostResponse.host:type_name -> watari.v1.Host
+	151, // 8: watari.v1.RevokeHostResponse.host:type_name -> watari.v1.Host
+	154, // 9: watari.v1.RevokeHostResponse.expires:type_name -> google.protobuf.Timestamp
+	151, // 10: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	155, // 11: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	155, // 12: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	156, // 13: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	155, // 14: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	155, // 15: watari.v1.PublishImageResponse.image:type_name -> watari.v1.Image
+	157, // 16: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	158, // 17: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	158, // 18: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	158, // 19: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	159, // 20: watari.v1.CreateVolumeRequest.snapshots:type_name -> watari.v1.CheckpointPlan
+	160, // 21: watari.v1.CreateVolumeResponse.volume:type_name -> watari.v1.Volume
+	160, // 22: watari.v1.ListVolumesResponse.volumes:type_name -> watari.v1.Volume
+	160, // 23: watari.v1.MoveVolumeResponse.volume:type_name -> watari.v1.Volume
+	161, // 24: watari.v1.AllowStorageRequest.storage:type_name -> watari.v1.Storage
+	161, // 25: watari.v1.AllowStorageResponse.storage:type_name -> watari.v1.Storage
+	161, // 26: watari.v1.ListStorageResponse.storage:type_name -> watari.v1.Storage
+	162, // 27: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	162, // 28: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	162, // 29: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	159, // 30: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	158, // 31: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	160, // 32: watari.v1.PlanCheckpointsResponse.volume:type_name -> watari.v1.Volume
+	162, // 33: watari.v1.VerifyCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	158, // 34: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	160, // 35: watari.v1.RestoreCheckpointResponse.volume:type_name -> watari.v1.Volume
+	163, // 36: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	163, // 37: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	163, // 38: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	164, // 39: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	165, // 40: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	166, // 41: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	167, // 42: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	168, // 43: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	169, // 44: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	170, // 45: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	170, // 46: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	170, // 47: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	171, // 48: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	172, // 49: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	172, // 50: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	172, // 51: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	172, // 52: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	172, // 53: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	103, // 54: watari.v1.RunProcessesResponse.guests:type_name -> watari.v1.GuestProcesses
+	173, // 55: watari.v1.GuestProcesses.processes:type_name -> watari.v1.RunProcess
+	153, // 56: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	154, // 57: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	174, // 58: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	175, // 59: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	150, // 60: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	150, // 61: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	150, // 62: watari.v1.DisableUserResponse.user:type_name -> watari.v1.User
+	150, // 63: watari.v1.RevokeUserResponse.user:type_name -> watari.v1.User
+	175, // 64: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	150, // 65: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	154, // 66: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	176, // 67: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	120, // 68: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	154, // 69: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	177, // 70: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	123, // 71: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	178, // 72: watari.v1.AuditResponse.entry:type_name -> watari.v1.AuditEntry
+	179, // 73: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	154, // 74: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	158, // 75: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	163, // 76: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	151, // 77: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	170, // 78: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	172, // 79: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	163, // 80: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	162, // 81: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	160, // 82: watari.v1.WatchResponse.volume:type_name -> watari.v1.Volume
+	180, // 83: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	180, // 84: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	154, // 85: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	154, // 86: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	138, // 87: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	154, // 88: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	141, // 89: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	154, // 90: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	153, // 91: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	149, // 92: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 93: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	145, // 94: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	146, // 95: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	147, // 96: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 97: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 98: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 99: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	11,  // 100: watari.v1.ControlService.ListSites:input_type -> watari.v1.ListSitesRequest
+	13,  // 101: watari.v1.ControlService.SetSite:input_type -> watari.v1.SetSiteRequest
+	9,   // 102: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	15,  // 103: watari.v1.ControlService.QuarantineHost:input_type -> watari.v1.QuarantineHostRequest
+	17,  // 104: watari.v1.ControlService.RevokeHost:input_type -> watari.v1.RevokeHostRequest
+	19,  // 105: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	21,  // 106: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	7,   // 107: watari.v1.ControlService.SpareHost:input_type -> watari.v1.SpareHostRequest
+	23,  // 108: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	25,  // 109: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	27,  // 110: watari.v1.ControlService.PublishImage:input_type -> watari.v1.PublishImageRequest
+	29,  // 111: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	31,  // 112: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	33,  // 113: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	35,  // 114: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	37,  // 115: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	67,  // 116: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	69,  // 117: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	71,  // 118: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	73,  // 119: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	75,  // 120: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	77,  // 121: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	79,  // 122: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	81,  // 123: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	83,  // 124: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	85,  // 125: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	87,  // 126: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	53,  // 127: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	55,  // 128: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	57,  // 129: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	59,  // 130: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	61,  // 131: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	63,  // 132: watari.v1.ControlService.VerifyCheckpoint:input_type -> watari.v1.VerifyCheckpointRequest
+	65,  // 133: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	39,  // 134: watari.v1.ControlService.CreateVolume:input_type -> watari.v1.CreateVolumeRequest
+	41,  // 135: watari.v1.ControlService.ListVolumes:input_type -> watari.v1.ListVolumesRequest
+	43,  // 136: watari.v1.ControlService.DeleteVolume:input_type -> watari.v1.DeleteVolumeRequest
+	45,  // 137: watari.v1.ControlService.MoveVolume:input_type -> watari.v1.MoveVolumeRequest
+	47,  // 138: watari.v1.ControlService.AllowStorage:input_type -> watari.v1.AllowStorageRequest
+	49,  // 139: watari.v1.ControlService.ListStorage:input_type -> watari.v1.ListStorageRequest
+	51,  // 140: watari.v1.ControlService.ForbidStorage:input_type -> watari.v1.ForbidStorageRequest
+	89,  // 141: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	91,  // 142: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	93,  // 143: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	95,  // 144: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	97,  // 145: watari.v1.ControlService.RemoveRun:input_type -> watari.v1.RemoveRunRequest
+	99,  // 146: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	101, // 147: watari.v1.ControlService.RunProcesses:input_type -> watari.v1.RunProcessesRequest
+	104, // 148: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	106, // 149: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	108, // 150: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	110, // 151: watari.v1.ControlService.DisableUser:input_type -> watari.v1.DisableUserRequest
+	112, // 152: watari.v1.ControlService.RevokeUser:input_type -> watari.v1.RevokeUserRequest
+	114, // 153: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	116, // 154: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	144, // 155: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	118, // 156: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	121, // 157: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	132, // 158: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	134, // 159: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	136, // 160: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	139, // 161: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	126, // 162: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	124, // 163: watari.v1.ControlService.Audit:input_type -> watari.v1.AuditRequest
+	130, // 164: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	128, // 165: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	142, // 166: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 167: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 168: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 169: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	12,  // 170: watari.v1.ControlService.ListSites:output_type -> watari.v1.ListSitesResponse
+	14,  // 171: watari.v1.ControlService.SetSite:output_type -> watari.v1.SetSiteResponse
+	10,  // 172: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	16,  // 173: watari.v1.ControlService.QuarantineHost:output_type -> watari.v1.QuarantineHostResponse
+	18,  // 174: watari.v1.ControlService.RevokeHost:output_type -> watari.v1.RevokeHostResponse
+	20,  // 175: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	22,  // 176: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	8,   // 177: watari.v1.ControlService.SpareHost:output_type -> watari.v1.SpareHostResponse
+	24,  // 178: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	26,  // 179: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	28,  // 180: watari.v1.ControlService.PublishImage:output_type -> watari.v1.PublishImageResponse
+	30,  // 181: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	32,  // 182: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	34,  // 183: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	36,  // 184: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	38,  // 185: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	68,  // 186: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	70,  // 187: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	72,  // 188: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	74,  // 189: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	76,  // 190: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	78,  // 191: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	80,  // 192: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	82,  // 193: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	84,  // 194: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	86,  // 195: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	88,  // 196: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	54,  // 197: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	56,  // 198: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	58,  // 199: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	60,  // 200: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	62,  // 201: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	64,  // 202: watari.v1.ControlService.VerifyCheckpoint:output_type -> watari.v1.VerifyCheckpointResponse
+	66,  // 203: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	40,  // 204: watari.v1.ControlService.CreateVolume:output_type -> watari.v1.CreateVolumeResponse
+	42,  // 205: watari.v1.ControlService.ListVolumes:output_type -> watari.v1.ListVolumesResponse
+	44,  // 206: watari.v1.ControlService.DeleteVolume:output_type -> watari.v1.DeleteVolumeResponse
+	46,  // 207: watari.v1.ControlService.MoveVolume:output_type -> watari.v1.MoveVolumeResponse
+	48,  // 208: watari.v1.ControlService.AllowStorage:output_type -> watari.v1.AllowStorageResponse
+	50,  // 209: watari.v1.ControlService.ListStorage:output_type -> watari.v1.ListStorageResponse
+	52,  // 210: watari.v1.ControlService.ForbidStorage:output_type -> watari.v1.ForbidStorageResponse
+	90,  // 211: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	92,  // 212: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	94,  // 213: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	96,  // 214: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	98,  // 215: watari.v1.ControlService.RemoveRun:output_type -> watari.v1.RemoveRunResponse
+	100, // 216: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	102, // 217: watari.v1.ControlService.RunProcesses:output_type -> watari.v1.RunProcessesResponse
+	105, // 218: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	107, // 219: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	109, // 220: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	111, // 221: watari.v1.ControlService.DisableUser:output_type -> watari.v1.DisableUserResponse
+	113, // 222: watari.v1.ControlService.RevokeUser:output_type -> watari.v1.RevokeUserResponse
+	115, // 223: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	117, // 224: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	148, // 225: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	119, // 226: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	122, // 227: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	133, // 228: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	135, // 229: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	137, // 230: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	140, // 231: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	127, // 232: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	125, // 233: watari.v1.ControlService.Audit:output_type -> watari.v1.AuditResponse
+	131, // 234: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	129, // 235: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	143, // 236: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	167, // [167:237] is the sub-list for method output_type
+	97,  // [97:167] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -8745,14 +8863,14 @@ func file_watari_v1_control_proto_init() {
 	}
 	file_watari_v1_guest_proto_init()
 	file_watari_v1_types_proto_init()
-	file_watari_v1_control_proto_msgTypes[97].OneofWrappers = []any{}
+	file_watari_v1_control_proto_msgTypes[99].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   147,
+			NumMessages:   149,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

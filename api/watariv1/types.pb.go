@@ -2357,9 +2357,10 @@ type Host struct {
 	TrustGroup string        `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
 	Withdrawn  []*Withdrawal `protobuf:"bytes,6,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"` // by policies, at most one each; empty: it takes guests
 	// relayed: hosts with later names with which it does not talk directly, but through a relay.
-	Relayed   []*RelayedPeer `protobuf:"bytes,7,rep,name=relayed,proto3" json:"relayed,omitempty"`
-	Spare     bool           `protobuf:"varint,8,opt,name=spare,proto3" json:"spare,omitempty"`                         // it takes only guests that were lost elsewhere
-	TokenSite string         `protobuf:"bytes,9,opt,name=token_site,json=tokenSite,proto3" json:"token_site,omitempty"` // the site of the token with which it joined, which holds whatever its agent says; empty: the agent says
+	Relayed    []*RelayedPeer `protobuf:"bytes,7,rep,name=relayed,proto3" json:"relayed,omitempty"`
+	Spare      bool           `protobuf:"varint,8,opt,name=spare,proto3" json:"spare,omitempty"`                         // it takes only guests that were lost elsewhere
+	Generation uint32         `protobuf:"varint,21,opt,name=generation,proto3" json:"generation,omitempty"`              // of the certificates that are honoured; it grows when they are revoked
+	TokenSite  string         `protobuf:"bytes,9,opt,name=token_site,json=tokenSite,proto3" json:"token_site,omitempty"` // the site of the token with which it joined, which holds whatever its agent says; empty: the agent says
 	// The rest is observed, never stored.
 	State    HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
 	Load     *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
@@ -2459,6 +2460,13 @@ func (x *Host) GetSpare() bool {
 		return x.Spare
 	}
 	return false
+}
+
+func (x *Host) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
 }
 
 func (x *Host) GetTokenSite() string {
@@ -6490,6 +6498,7 @@ type Token struct {
 	UsedBy        string `protobuf:"bytes,6,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	UsedKeySha256 []byte `protobuf:"bytes,7,opt,name=used_key_sha256,json=usedKeySha256,proto3" json:"used_key_sha256,omitempty"`
 	UsedUid       string `protobuf:"bytes,8,opt,name=used_uid,json=usedUid,proto3" json:"used_uid,omitempty"` // of the host or user
+	Host          string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`                      // a host's token: the host, known already, that gets a new certificate; empty: a new host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6576,6 +6585,13 @@ func (x *Token) GetUsedKeySha256() []byte {
 func (x *Token) GetUsedUid() string {
 	if x != nil {
 		return x.UsedUid
+	}
+	return ""
+}
+
+func (x *Token) GetHost() string {
+	if x != nil {
+		return x.Host
 	}
 	return ""
 }
@@ -7507,7 +7523,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xac\x05\n" +
+	"\x0e_terminal_idle\"\xcc\x05\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -7517,7 +7533,10 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"trustGroup\x123\n" +
 	"\twithdrawn\x18\x06 \x03(\v2\x15.watari.v1.WithdrawalR\twithdrawn\x120\n" +
 	"\arelayed\x18\a \x03(\v2\x16.watari.v1.RelayedPeerR\arelayed\x12\x14\n" +
-	"\x05spare\x18\b \x01(\bR\x05spare\x12\x1d\n" +
+	"\x05spare\x18\b \x01(\bR\x05spare\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x15 \x01(\rR\n" +
+	"generation\x12\x1d\n" +
 	"\n" +
 	"token_site\x18\t \x01(\tR\ttokenSite\x12*\n" +
 	"\x05state\x18\n" +
@@ -7946,7 +7965,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06object\x18\x06 \x01(\tR\x06object\x12\x14\n" +
 	"\x05error\x18\a \x01(\tR\x05error\x12\x12\n" +
 	"\x04code\x18\b \x01(\tR\x04code\x12\x19\n" +
-	"\bleft_out\x18\t \x01(\rR\aleftOut\"\x8b\x02\n" +
+	"\bleft_out\x18\t \x01(\rR\aleftOut\"\x9f\x02\n" +
 	"\x05Token\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x124\n" +
@@ -7955,7 +7974,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04site\x18\x05 \x01(\tR\x04site\x12\x17\n" +
 	"\aused_by\x18\x06 \x01(\tR\x06usedBy\x12&\n" +
 	"\x0fused_key_sha256\x18\a \x01(\fR\rusedKeySha256\x12\x19\n" +
-	"\bused_uid\x18\b \x01(\tR\ausedUid\"\xcc\x01\n" +
+	"\bused_uid\x18\b \x01(\tR\ausedUid\x12\x12\n" +
+	"\x04host\x18\t \x01(\tR\x04host\"\xcc\x01\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12/\n" +

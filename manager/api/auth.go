@@ -92,7 +92,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		if why := hostRefused(snap, id); why != "" {
 			return caller{why: why}
 		}
-		return caller{kind: id.Kind, name: id.Name, uid: id.UID}
+		return caller{kind: id.Kind, name: id.Name, uid: id.UID, gen: id.Generation}
 	case ca.KindManager:
 		return caller{kind: id.Kind, name: id.Name}
 	}
@@ -110,6 +110,9 @@ func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	switch {
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && h.Quarantine.GetCutOff() != nil:
 		return fmt.Sprintf("host %s was cut off at %s, because it is quarantined; only an administrator can undo that", id.Name, h.Quarantine.CutOff.AsTime().Format(time.RFC3339))
+	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && h.Generation != id.Generation:
+		return "the certificates of host " + id.Name + " were revoked; its guests are left alone; to give it another certificate, delete pki/ and wireguard.key " +
+			"in its agent's state folder, and nothing else there, and join it with the token of `watari host revoke`"
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil:
 		return ""
 	case snap.Removed[id.UID] != nil || h != nil && h.Meta.Uid == id.UID:
@@ -142,6 +145,7 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:      true,
 	watariv1connect.ControlServiceSetSiteProcedure:        true,
 	watariv1connect.ControlServiceQuarantineHostProcedure: true,
+	watariv1connect.ControlServiceRevokeHostProcedure:     true,
 	watariv1connect.ControlServiceTrustHostProcedure:      true,
 	watariv1connect.ControlServiceSpareHostProcedure:      true,
 	watariv1connect.ControlServiceRemoveHostProcedure:     true,
@@ -187,6 +191,7 @@ var heldBack = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:         true,
 	watariv1connect.ControlServiceSetSiteProcedure:           true,
 	watariv1connect.ControlServiceQuarantineHostProcedure:    true,
+	watariv1connect.ControlServiceRevokeHostProcedure:        true,
 	watariv1connect.ControlServiceApplyPolicyProcedure:       true,
 	watariv1connect.ControlServiceTrustHostProcedure:         true,
 	watariv1connect.ControlServiceSpareHostProcedure:         true,

@@ -131,6 +131,38 @@ func (s *Server) QuarantineHost(ctx context.Context, r *connect.Request[v1.Quara
 	return connect.NewResponse(&v1.QuarantineHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
+// RevokeHost voids a host's certificates, because somebody else may have the key, and makes a token with which the host gets a new
+// one. Its session ends; its guests stay.
+func (s *Server) RevokeHost(ctx context.Context, r *connect.Request[v1.RevokeHostRequest]) (*connect.Response[v1.RevokeHostResponse], error) {
+	name := r.Msg.Name
+	token, record := s.newToken("", "", hostTokenValid)
+	record.Meta.Owner, record.Meta.OwnerUid, record.Host = callerOf(ctx).name, callerOf(ctx).uid, name
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		h := snap.Hosts[name]
+		switch {
+		case h == nil:
+			return nil, missing("host", name, snap.Hosts)
+		case h.Meta.Deleting != nil:
+			return nil, fail(connect.CodeFailedPrecondition, "host %s is being removed", name)
+		case h.Quarantine != nil:
+			return nil, fail(connect.CodeFailedPrecondition, "host %s is quarantined; trust it again first, with `watari host quarantine %s --undo`, or remove it", name, name)
+		}
+		h = proto.CloneOf(h)
+		h.Generation++
+		ops := []store.Op{store.Create(record), store.Update(h), audit(ctx, "host", name, "certificates revoked")}
+		for _, t := range snap.Tokens { // whoever has the key could have their answer again
+			if t.Host == name || t.UsedUid == h.Meta.Uid {
+				ops = append(ops, store.Delete(proto.CloneOf(t)))
+			}
+		}
+		return ops, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RevokeHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name), Token: token.String(), Expires: record.Expires}), nil
+}
+
 // TrustHost puts a host into a trust group; with an empty group, the host trusts no other host.
 func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostRequest]) (*connect.Response[v1.TrustHostResponse], error) {
 	name := r.Msg.Name

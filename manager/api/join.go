@@ -96,6 +96,14 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 		used.UsedUid = u.Meta.Uid
 		return ca.Identity{Kind: kind, Name: name, UID: u.Meta.Uid, Generation: u.Generation}, append(ops, joined("user", name, "logged in by token")), nil
 	}
+	if record.Host != "" {
+		known := snap.Hosts[name]
+		if name != record.Host || known == nil || known.Meta.Deleting != nil {
+			return id, nil, fail(connect.CodePermissionDenied, "the token is for host %s, which must not be removed, and not for %s", record.Host, name)
+		}
+		used.UsedUid = known.Meta.Uid
+		return ca.Identity{Kind: kind, Name: name, UID: known.Meta.Uid, Generation: known.Generation}, append(ops, joined("host", name, "got a new certificate by token")), nil
+	}
 	host, err := core.NewHost(snap, name, store.NewUID())
 	if err != nil {
 		return id, nil, err
@@ -110,6 +118,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 func usedToken(snap *store.Snapshot, record *v1.Token, kind ca.Kind, name string, key []byte) (ca.Identity, error) {
 	id := ca.Identity{Kind: kind, Name: name, UID: record.UsedUid}
 	meta := snap.Hosts[name].GetMeta()
+	id.Generation = snap.Hosts[name].GetGeneration()
 	if kind == ca.KindUser {
 		meta, id.Generation = snap.Users[name].GetMeta(), snap.Users[name].GetGeneration()
 	}

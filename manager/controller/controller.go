@@ -30,6 +30,7 @@ type Sessions interface {
 	HTTPClient(host string) (connect.HTTPClient, error)
 	// Cut ends the session of a quarantined host.
 	Cut(host string)
+	CutBefore(host string, generation uint32)
 }
 
 // Deps are the controller's dependencies.
@@ -151,6 +152,8 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	for name, h := range s.Hosts {
 		if h.Quarantine.GetCutOff() != nil {
 			c.Sessions.Cut(name)
+		} else {
+			c.Sessions.CutBefore(name, h.Generation)
 		}
 	}
 	reports := core.Capture(s, c.Sessions) // held and Decide must see the same reports

@@ -63,6 +63,8 @@ func (f *fakeHosts) Observed(name string) (*v1.HostObserved, time.Time, bool) {
 
 func (f *fakeHosts) Cut(string) {}
 
+func (f *fakeHosts) CutBefore(string, uint32) {}
+
 func (f *fakeHosts) HTTPClient(string) (connect.HTTPClient, error) {
 	if f.client != nil {
 		return f.client()

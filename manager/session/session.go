@@ -485,6 +485,20 @@ func (s *Sessions) Cut(name string) {
 	s.closeAll(name)
 }
 
+// CutBefore ends the sessions of a host whose certificates are of earlier generations. Its last report stays.
+func (s *Sessions) CutBefore(name string, generation uint32) {
+	if generation == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ses := range s.open {
+		if ses.name == name && ses.id.Generation < generation {
+			s.close(ses)
+		}
+	}
+}
+
 // Reset ends all sessions and forgets all reports, because this manager no longer leads.
 func (s *Sessions) Reset() { s.reset(false) }
 

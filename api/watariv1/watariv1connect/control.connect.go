@@ -57,6 +57,9 @@ const (
 	// ControlServiceQuarantineHostProcedure is the fully-qualified name of the ControlService's
 	// QuarantineHost RPC.
 	ControlServiceQuarantineHostProcedure = "/watari.v1.ControlService/QuarantineHost"
+	// ControlServiceRevokeHostProcedure is the fully-qualified name of the ControlService's RevokeHost
+	// RPC.
+	ControlServiceRevokeHostProcedure = "/watari.v1.ControlService/RevokeHost"
 	// ControlServiceRemoveHostProcedure is the fully-qualified name of the ControlService's RemoveHost
 	// RPC.
 	ControlServiceRemoveHostProcedure = "/watari.v1.ControlService/RemoveHost"
@@ -241,6 +244,8 @@ type ControlServiceClient interface {
 	SetSite(context.Context, *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
+	// RevokeHost voids a host's certificates, and makes a token with which it gets a new one. Its guests stay.
+	RevokeHost(context.Context, *connect.Request[watariv1.RevokeHostRequest]) (*connect.Response[watariv1.RevokeHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
@@ -394,6 +399,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceQuarantineHostProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("QuarantineHost")),
+			connect.WithClientOptions(opts...),
+		),
+		revokeHost: connect.NewClient[watariv1.RevokeHostRequest, watariv1.RevokeHostResponse](
+			httpClient,
+			baseURL+ControlServiceRevokeHostProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RevokeHost")),
 			connect.WithClientOptions(opts...),
 		),
 		removeHost: connect.NewClient[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse](
@@ -774,6 +785,7 @@ type controlServiceClient struct {
 	setSite           *connect.Client[watariv1.SetSiteRequest, watariv1.SetSiteResponse]
 	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
 	quarantineHost    *connect.Client[watariv1.QuarantineHostRequest, watariv1.QuarantineHostResponse]
+	revokeHost        *connect.Client[watariv1.RevokeHostRequest, watariv1.RevokeHostResponse]
 	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
 	trustHost         *connect.Client[watariv1.TrustHostRequest, watariv1.TrustHostResponse]
 	spareHost         *connect.Client[watariv1.SpareHostRequest, watariv1.SpareHostResponse]
@@ -870,6 +882,11 @@ func (c *controlServiceClient) DrainHost(ctx context.Context, req *connect.Reque
 // QuarantineHost calls watari.v1.ControlService.QuarantineHost.
 func (c *controlServiceClient) QuarantineHost(ctx context.Context, req *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error) {
 	return c.quarantineHost.CallUnary(ctx, req)
+}
+
+// RevokeHost calls watari.v1.ControlService.RevokeHost.
+func (c *controlServiceClient) RevokeHost(ctx context.Context, req *connect.Request[watariv1.RevokeHostRequest]) (*connect.Response[watariv1.RevokeHostResponse], error) {
+	return c.revokeHost.CallUnary(ctx, req)
 }
 
 // RemoveHost calls watari.v1.ControlService.RemoveHost.
@@ -1187,6 +1204,8 @@ type ControlServiceHandler interface {
 	SetSite(context.Context, *connect.Request[watariv1.SetSiteRequest]) (*connect.Response[watariv1.SetSiteResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error)
+	// RevokeHost voids a host's certificates, and makes a token with which it gets a new one. Its guests stay.
+	RevokeHost(context.Context, *connect.Request[watariv1.RevokeHostRequest]) (*connect.Response[watariv1.RevokeHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
 	// TrustHost says which hosts' templates a host may use.
 	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
@@ -1336,6 +1355,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceQuarantineHostProcedure,
 		svc.QuarantineHost,
 		connect.WithSchema(controlServiceMethods.ByName("QuarantineHost")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceRevokeHostHandler := connect.NewUnaryHandler(
+		ControlServiceRevokeHostProcedure,
+		svc.RevokeHost,
+		connect.WithSchema(controlServiceMethods.ByName("RevokeHost")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceRemoveHostHandler := connect.NewUnaryHandler(
@@ -1720,6 +1745,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceDrainHostHandler.ServeHTTP(w, r)
 		case ControlServiceQuarantineHostProcedure:
 			controlServiceQuarantineHostHandler.ServeHTTP(w, r)
+		case ControlServiceRevokeHostProcedure:
+			controlServiceRevokeHostHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveHostProcedure:
 			controlServiceRemoveHostHandler.ServeHTTP(w, r)
 		case ControlServiceTrustHostProcedure:
@@ -1877,6 +1904,10 @@ func (UnimplementedControlServiceHandler) DrainHost(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) QuarantineHost(context.Context, *connect.Request[watariv1.QuarantineHostRequest]) (*connect.Response[watariv1.QuarantineHostResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.QuarantineHost is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RevokeHost(context.Context, *connect.Request[watariv1.RevokeHostRequest]) (*connect.Response[watariv1.RevokeHostResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RevokeHost is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error) {

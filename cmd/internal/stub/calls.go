@@ -50,6 +50,11 @@ func (m *Manager) ListHosts(ctx context.Context, r *connect.Request[v1.ListHosts
 	return answer[v1.ListHostsRequest, v1.ListHostsResponse](ctx, m, r)
 }
 
+// RevokeHost implements the service.
+func (m *Manager) RevokeHost(ctx context.Context, r *connect.Request[v1.RevokeHostRequest]) (*connect.Response[v1.RevokeHostResponse], error) {
+	return answer[v1.RevokeHostRequest, v1.RevokeHostResponse](ctx, m, r)
+}
+
 // QuarantineHost implements the service.
 func (m *Manager) QuarantineHost(ctx context.Context, r *connect.Request[v1.QuarantineHostRequest]) (*connect.Response[v1.QuarantineHostResponse], error) {
 	return answer[v1.QuarantineHostRequest, v1.QuarantineHostResponse](ctx, m, r)

@@ -16,11 +16,11 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "host",
 		Aliases: []string{"hosts"},
-		Short:   "Hosts, the machines that run guests: list, show, drain, quarantine, trust, remove",
+		Short:   "Hosts, the machines that run guests: list, show, drain, quarantine, revoke, trust, remove",
 		Long: "A host is a machine that runs guests. It joins with `watari up --manager URL --token TOKEN`, for which " +
 			"`watari token create --host` makes a token. A host that a policy keeps guests from is withdrawn; `watari explain host` says why.",
 		Example: "  watari host list\n  watari host drain a1 --wait",
-	}, newList(env), newShow(env), newDrain(env), newQuarantine(env), newTrust(env), newSpare(env), newRemove(env))
+	}, newList(env), newShow(env), newDrain(env), newQuarantine(env), newRevoke(env), newTrust(env), newSpare(env), newRemove(env))
 }
 
 // get fetches one host.

@@ -4,6 +4,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
+	"watari/ca"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/output"
@@ -97,7 +99,7 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 		}
 		for _, host := range known.Msg.Hosts {
 			if host.GetMeta().GetName() == u.Name {
-				return config.Managers[0], nil
+				return config.Managers[0], u.certifyAgain(ctx, c, host)
 			}
 		}
 		if err := u.forgetCertificate(); err != nil { // the certificate of a host that was removed
@@ -111,15 +113,39 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	return config.Managers[0], u.writeToken(response.Msg.Token)
 }
 
+// certifyAgain lets the agent get another certificate, if its certificate was revoked.
+func (u *up) certifyAgain(ctx context.Context, c *client.Client, host *v1.Host) error {
+	text, err := os.ReadFile(filepath.Join(u.agentPKI(), "certificate.pem"))
+	if err != nil {
+		return fmt.Errorf("read the agent's certificate: %w", err)
+	}
+	certificate, err := ca.ParseCertificate(text)
+	if err != nil {
+		return fmt.Errorf("read the agent's certificate: %w", err)
+	}
+	if id, err := ca.IdentityOf(certificate); err != nil || id.Generation >= host.GetGeneration() {
+		return err
+	}
+	response, err := c.RevokeHost(ctx, connect.NewRequest(&v1.RevokeHostRequest{Name: u.Name})) // for the token
+	if err != nil {
+		return fmt.Errorf("make a token for host %s: %w", u.Name, err)
+	}
+	if err := u.forgetCertificate(); err != nil {
+		return err
+	}
+	return u.writeToken(response.Msg.Token)
+}
+
 // hasCertificate reports whether the agent has ever joined. The agent makes its key before that.
 func (l layout) hasCertificate() bool {
 	_, err := os.Stat(filepath.Join(l.agentPKI(), "certificate.pem"))
 	return err == nil
 }
 
+// forgetCertificate removes what makes others recognize the host. The agent makes new keys.
 func (l layout) forgetCertificate() error {
-	if err := os.RemoveAll(l.agentPKI()); err != nil {
-		return fmt.Errorf("remove the agent's old certificate: %w", err)
+	if err := errors.Join(os.RemoveAll(l.agentPKI()), os.RemoveAll(filepath.Join(l.agentState(), "wireguard.key"))); err != nil {
+		return fmt.Errorf("remove the agent's old certificate and keys: %w", err)
 	}
 	return nil
 }
