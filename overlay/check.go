@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -176,11 +177,12 @@ func iptables(ctx context.Context, verb string, rule []string) error {
 const checkInterval = 5 * time.Second
 
 // Watch monitors the network until ctx ends. It calls changed when the WireGuard device has disappeared, so that the
-// caller runs Apply again. It calls Check every few seconds; Problems returns the result.
+// caller runs Apply again. It calls Check every few seconds, and when the packet filter changes; Problems returns the result.
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	go o.watchPaths(ctx)
+	go o.watchFilter(ctx)
 	return o.watch(ctx, linkUpdates, check.C, func() { o.Check(ctx) }, changed)
 }
 
@@ -214,6 +216,64 @@ func (o *Overlay) watch(ctx context.Context, subscribe func(context.Context) (<-
 			}
 		}
 	}
+}
+
+// watchFilter calls Check when the kernel says that the own packet filter has changed. Without that, Check would find out later.
+func (o *Overlay) watchFilter(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := o.followFilter(ctx); err != nil && ctx.Err() == nil {
+			o.log.Warn("changes of the packet filter are not followed; it is checked every few seconds", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(checkInterval):
+		}
+	}
+}
+
+func (o *Overlay) followFilter(ctx context.Context) error {
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer conn.Close()
+	if err := conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return err
+	}
+	for {
+		messages, err := conn.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // messages were lost
+		case err != nil:
+			return err
+		case !slices.ContainsFunc(messages, ofOwnFilter):
+			continue
+		}
+		o.Check(ctx)
+		time.Sleep(filterPause)
+	}
+}
+
+// filterPause is the pause between two checks if the filter changes all the time. Apply changes it, too.
+const filterPause = 20 * time.Millisecond
+
+// ofOwnFilter reports whether a message of the kernel is about a part of the own table. Each part names its table in attribute 1, after
+// the header of four bytes.
+func ofOwnFilter(m nl.Message) bool {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < 4 || m.Data[0] != unix.NFPROTO_INET {
+		return false
+	}
+	attributes, err := nl.NewAttributeDecoder(m.Data[4:])
+	if err != nil {
+		return false
+	}
+	for attributes.Next() {
+		if attributes.Type() == unix.NFTA_TABLE_NAME {
+			return attributes.String() == "watari"
+		}
+	}
+	return false
 }
 
 func linkUpdates(ctx context.Context) (<-chan netlink.LinkUpdate, error) {

@@ -251,6 +251,34 @@ func TestAGuestIsKeptApartWhateverIsDoneToThePacketFilter(t *testing.T) {
 	}
 }
 
+// An agent that watches hears of each change from the kernel.
+func TestAChangedPacketFilterIsMendedAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.guest(1, 0, "a1")
+	w.apply()
+	host := w.hosts["a1"]
+	host.RelayPort = relayPort // so that the agent watches
+	key, err := host.StartAgent()
+	w.must(err)
+	w.keys["a1"] = key
+	w.apply()
+	list := func() string {
+		out, err := host.Run(t.Context(), "nft", "--stateless", "list", "table", "inet", "watari")
+		if err != nil {
+			return ""
+		}
+		return withoutSent(out)
+	}
+	before := list()
+	for _, command := range []string{"nft flush ruleset", "nft flush table inet watari", "nft insert rule inet watari guest_to_host accept"} {
+		time.Sleep(100 * time.Millisecond) // the last check has ended
+		w.must(host.Script(t.Context(), command))
+		begun := time.Now()
+		w.eventually(2*time.Second, command+" is undone", func() bool { return list() == before })
+		t.Logf("%s: mended within %v", command, time.Since(begun))
+	}
+}
+
 // withoutSent removes set sent from a listing.
 func withoutSent(listing string) string {
 	return regexp.MustCompile(`(?s)set sent \{.*?\n\t\}\n`).ReplaceAllString(listing, "")
