@@ -163,6 +163,7 @@ func TestAHostThatLeavesItsTrustGroupDropsItsTemplates(t *testing.T) {
 	stop := o.start()
 	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
 	o.awaitTemplate(templateHeld)
+	o.awaitReady(1) // a guest that still has to start would need another template
 	// A restarted agent continues.
 	stop()
 	o.start()
