@@ -45,6 +45,19 @@ func Serial(uid string, generation uint32) string {
 	return fmt.Sprintf("%s/%d", uid, generation)
 }
 
+// ParseSerial is the reverse of Serial.
+func ParseSerial(serial string) (uid string, generation uint32, err error) {
+	uid, text, has := strings.Cut(serial, "/")
+	if !has {
+		return uid, 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return "", 0, fmt.Errorf("the serial number %q of a certificate is not one of Watari's", serial)
+	}
+	return uid, uint32(n), nil
+}
+
 // String is the identity's URI.
 func (id Identity) String() string { return id.url().String() }
 
@@ -64,14 +77,9 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	u := cert.URIs[0]
 	parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
 	id := Identity{Kind: Kind(u.Host), Name: parts[len(parts)-1]}
-	uid, generation, has := strings.Cut(cert.Subject.SerialNumber, "/")
-	id.UID = uid
-	if has {
-		n, err := strconv.ParseUint(generation, 10, 32)
-		if err != nil {
-			return Identity{}, fmt.Errorf("the certificate's serial number %q is not one of Watari's", cert.Subject.SerialNumber)
-		}
-		id.Generation = uint32(n)
+	var err error
+	if id.UID, id.Generation, err = ParseSerial(cert.Subject.SerialNumber); err != nil {
+		return Identity{}, err
 	}
 	want := 1
 	if id.Kind == KindGuest {

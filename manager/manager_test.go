@@ -368,6 +368,18 @@ func TestRevokedCertificatesOfAHostAreVoid(t *testing.T) {
 	if id, err := ca.IdentityOf(certificate); err != nil || id.Serial() != uid+"/2" {
 		t.Errorf("renewed: %v, serial number %s", err, id.Serial())
 	}
+	third, err := revoke(r.admin, "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.admin.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: "a1"})); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.join(r.hostToken(), "a1"); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = r.join(third.Token, "a1")
+	wantCode(t, err, connect.CodePermissionDenied, "for host a1")
 }
 
 func TestAQuarantinedHostIsOut(t *testing.T) {

@@ -307,7 +307,8 @@ func answers(conn *tls.Conn, to Peer) error {
 }
 
 // isHost reports whether an identity is the host's. It compares serial numbers, too: a removed host keeps its certificate, and
-// another host may have its name now; and a host's certificates may have been revoked.
+// another host may have its name now; and a host's certificates of earlier generations were revoked.
 func isHost(id ca.Identity, name, serial string) bool {
-	return id.Kind == ca.KindHost && id.Name == name && (serial == "" || id.Serial() == serial)
+	uid, generation, err := ca.ParseSerial(serial)
+	return err == nil && id.Kind == ca.KindHost && id.Name == name && (serial == "" || id.UID == uid && id.Generation >= generation)
 }

@@ -6497,7 +6497,7 @@ type Token struct {
 	// the answer may have been lost; no other may.
 	UsedBy        string `protobuf:"bytes,6,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	UsedKeySha256 []byte `protobuf:"bytes,7,opt,name=used_key_sha256,json=usedKeySha256,proto3" json:"used_key_sha256,omitempty"`
-	UsedUid       string `protobuf:"bytes,8,opt,name=used_uid,json=usedUid,proto3" json:"used_uid,omitempty"` // of the host or user
+	UsedUid       string `protobuf:"bytes,8,opt,name=used_uid,json=usedUid,proto3" json:"used_uid,omitempty"` // of the host or user; set from the beginning if host is
 	Host          string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`                      // a host's token: the host, known already, that gets a new certificate; empty: a new host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

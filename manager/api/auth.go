@@ -110,7 +110,7 @@ func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	switch {
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && h.Quarantine.GetCutOff() != nil:
 		return fmt.Sprintf("host %s was cut off at %s, because it is quarantined; only an administrator can undo that", id.Name, h.Quarantine.CutOff.AsTime().Format(time.RFC3339))
-	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && h.Generation != id.Generation:
+	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil && id.Generation < h.Generation: // a later one is good: the state may have been put back
 		return "the certificates of host " + id.Name + " were revoked; its guests are left alone; to give it another certificate, delete pki/ and wireguard.key " +
 			"in its agent's state folder, and nothing else there, and join it with the token of `watari host revoke`"
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil:

@@ -149,6 +149,7 @@ func (s *Server) RevokeHost(ctx context.Context, r *connect.Request[v1.RevokeHos
 		}
 		h = proto.CloneOf(h)
 		h.Generation++
+		record.UsedUid = h.Meta.Uid
 		ops := []store.Op{store.Create(record), store.Update(h), audit(ctx, "host", name, "certificates revoked")}
 		for _, t := range snap.Tokens { // whoever has the key could have their answer again
 			if t.Host == name || t.UsedUid == h.Meta.Uid {
