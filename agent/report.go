@@ -3,15 +3,11 @@ package agent
 // report.go - makes the host's report.
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"watari/agent/machine"
 	v1 "watari/api/watariv1"
-	"watari/hostlink"
 	"watari/internal/protocol"
 )
 
@@ -52,20 +48,8 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Checkpoints = a.checkpoints.report()
 	o.Volumes, o.KeepsVolumes = a.volumes.report(), a.volumes.able
 	o.VolumeCopies, o.MovesVolumes = a.volumes.reportCopies(), a.volumes.able
-	fit(o)
 	a.logProblems(o.Problems)
 	return o, changed
-}
-
-// fit makes a report small enough for the manager. It leaves out files that the host holds, which are fetched again where that
-// matters. The manager needs the rest.
-func fit(o *v1.HostObserved) {
-	const room = 8 << 10 // for the problem
-	if proto.Size(o) > hostlink.MaxReport-room {
-		o.Sharing, o.Blobs, o.Images, o.Templates = false, nil, nil, nil
-		o.Problems = append(o.Problems, fmt.Sprintf("the host holds so many images that a report of %d bytes cannot list them; "+
-			"no other host gets them from here", hostlink.MaxReport))
-	}
 }
 
 // logProblems logs the problems that the last report did not have.

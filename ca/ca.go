@@ -197,7 +197,7 @@ func parseRequest(requestPEM []byte) (*x509.CertificateRequest, error) {
 func (a *Authority) sign(public crypto.PublicKey, id Identity) ([]byte, error) {
 	now := a.now()
 	template := &x509.Certificate{
-		Subject:     pkix.Name{CommonName: id.Name, SerialNumber: id.Serial()},
+		Subject:     pkix.Name{CommonName: id.Name, SerialNumber: id.serialNumber()},
 		URIs:        []*url.URL{id.url()},
 		NotBefore:   now.Add(-backdate),
 		NotAfter:    now.AddDate(certificateYears, 0, 0),

@@ -34,28 +34,12 @@ type Identity struct {
 	Generation uint32
 }
 
-// Serial is the subject's serial number: the UID and, unless it is 0, the generation.
-func (id Identity) Serial() string { return Serial(id.UID, id.Generation) }
-
-// Serial is the serial number of a subject with a UID and a generation.
-func Serial(uid string, generation uint32) string {
-	if generation == 0 {
-		return uid
+// serialNumber is the subject's serial number: the UID and, unless it is 0, the generation.
+func (id Identity) serialNumber() string {
+	if id.Generation == 0 {
+		return id.UID
 	}
-	return fmt.Sprintf("%s/%d", uid, generation)
-}
-
-// ParseSerial is the reverse of Serial.
-func ParseSerial(serial string) (uid string, generation uint32, err error) {
-	uid, text, has := strings.Cut(serial, "/")
-	if !has {
-		return uid, 0, nil
-	}
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		return "", 0, fmt.Errorf("the serial number %q of a certificate is not one of Watari's", serial)
-	}
-	return uid, uint32(n), nil
+	return fmt.Sprintf("%s/%d", id.UID, id.Generation)
 }
 
 // String is the identity's URI.
@@ -77,9 +61,14 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	u := cert.URIs[0]
 	parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
 	id := Identity{Kind: Kind(u.Host), Name: parts[len(parts)-1]}
-	var err error
-	if id.UID, id.Generation, err = ParseSerial(cert.Subject.SerialNumber); err != nil {
-		return Identity{}, err
+	uid, generation, has := strings.Cut(cert.Subject.SerialNumber, "/")
+	id.UID = uid
+	if has {
+		n, err := strconv.ParseUint(generation, 10, 32)
+		if err != nil {
+			return Identity{}, fmt.Errorf("the certificate's serial number %q is not one of Watari's", cert.Subject.SerialNumber)
+		}
+		id.Generation = uint32(n)
 	}
 	want := 1
 	if id.Kind == KindGuest {

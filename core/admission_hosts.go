@@ -123,9 +123,6 @@ func (a *Admission) RemoveHost(name string, lost bool) (change Change, err error
 	if kept := volumesOn(a.Objects, name); !lost && len(kept) > 0 {
 		return change, precondition("host %s has volumes, which would be lost: %s; delete them first, or, if it is off for good, say so with --lost", name, strings.Join(kept, ", "))
 	}
-	if h.Meta.Deleting == nil {
-		change.Ops = append(change.Ops, revokeGuests(a.Objects))
-	}
 	h = proto.CloneOf(h)
 	h.Draining, h.Meta.Deleting = true, timestamppb.New(a.Now)
 	what := "removed"

@@ -777,19 +777,11 @@ func (p *pass) checkpointShare(c *v1.Checkpoint, m *v1.CheckpointMember, host st
 	return share
 }
 
-// hostSerial returns the serial number of a host's certificate, which other hosts compare (ca.Serial).
-func hostSerial(h *v1.Host) string {
-	if h.GetGeneration() == 0 {
-		return h.GetMeta().GetUid()
-	}
-	return fmt.Sprintf("%s/%d", h.Meta.Uid, h.Generation)
-}
-
 // blobPeers returns hosts with the addresses at which other hosts reach them.
 func blobPeers(s *Objects, names []string) (peers []*v1.BlobPeer) {
 	for _, name := range names {
 		if host := s.Hosts[name]; host != nil {
-			peers = append(peers, &v1.BlobPeer{Name: name, Uid: hostSerial(host), Address: tunnelAddress(host)})
+			peers = append(peers, &v1.BlobPeer{Name: name, Uid: host.GetMeta().GetUid(), Address: tunnelAddress(host)})
 		}
 	}
 	return peers

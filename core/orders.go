@@ -274,7 +274,7 @@ func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
 	return &v1.MigrationOrder{
 		Id: m.Meta.Uid, SourceHost: m.Source, TargetHost: m.Target, BandwidthBytes: m.BandwidthBytes, Cancel: m.Cancel,
 		TargetAddress: tunnelAddress(s.Hosts[m.Target]),
-		SourceUid:     hostSerial(s.Hosts[m.Source]), TargetUid: hostSerial(s.Hosts[m.Target]),
+		SourceUid:     s.Hosts[m.Source].GetMeta().GetUid(), TargetUid: s.Hosts[m.Target].GetMeta().GetUid(),
 	}
 }
 

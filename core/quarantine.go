@@ -45,7 +45,7 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 		h.Quarantine.Until = timestamppb.New(until)
 		if grace == 0 {
 			h.Quarantine.CutOff = h.Quarantine.Until
-			change.Ops = append(change.Ops, revokeGuests(a.Objects))
+			change.Ops = append(change.Ops, revokeGuests(a.Objects, a.Now))
 			a.audited(&change, "host", name, "quarantined, and cut off; guests on it: %s", listOr(HostGuests(a.Objects, name), "none"))
 		} else {
 			a.audited(&change, "host", name, "quarantined; it is cut off when its guests have left, or after %s", grace)
@@ -78,7 +78,7 @@ func (p *pass) cutOff() {
 		h.Quarantine.CutOff = timestamppb.New(p.Now)
 		var c Change
 		c.write(Update, h)
-		c.Ops = append(c.Ops, revokeGuests(p.Objects))
+		c.Ops = append(c.Ops, revokeGuests(p.Objects, p.Now))
 		c.event(v1.Severity_SEVERITY_WARNING, "host", name, "was cut off, because it is quarantined; guests on it: %s", listOr(guests, "none"))
 		p.propose("host/"+name, c)
 	}
@@ -89,13 +89,19 @@ const revocationsName = "all"
 
 // revokeGuests returns the write that revokes the certificates of all guests. All guests get new ones, and a guest that has one
 // accepts no earlier one.
-func revokeGuests(o *Objects) Op {
+func revokeGuests(o *Objects, now time.Time) Op {
 	if r := o.Revocations[revocationsName]; r != nil {
 		r = proto.CloneOf(r)
-		r.Guests++
+		r.Guests = NextGeneration(r.Guests, now)
 		return Op{Update, r}
 	}
-	return Op{Create, &v1.Revocations{Meta: &v1.Meta{Name: revocationsName}, Guests: 1}}
+	return Op{Create, &v1.Revocations{Meta: &v1.Meta{Name: revocationsName}, Guests: NextGeneration(0, now)}}
+}
+
+// NextGeneration returns the generation of certificates after a revocation: seconds since 1970, so that it is also above the
+// generations that the state forgets when an older copy of it is put back.
+func NextGeneration(generation uint32, now time.Time) uint32 {
+	return max(generation+1, uint32(now.Unix()))
 }
 
 // expelled returns the WireGuard keys of the hosts that were cut off, sorted.

@@ -29,9 +29,6 @@ const (
 	pingTimeout = 3 * time.Second
 )
 
-// MaxReport bounds a message of an agent to the manager, bytes.
-const MaxReport = 1 << 20
-
 // GuestURL returns the base URL of requests that an agent forwards to a guest.
 func GuestURL(uid string) string { return BaseURL + "/guest/" + uid }
 

@@ -25,7 +25,7 @@ type Order struct {
 	Migration     string
 	MigrateSocket string // path to which this host's QEMU sends the guest's memory
 	Target        string // host's name in its certificate
-	TargetUID     string // serial number of the host's certificate; "": any host of that name
+	TargetUID     string // host's uid in its certificate; "": any host of that name
 	Address       string // host:port
 }
 
@@ -180,7 +180,7 @@ func (o Order) peer() Peer { return Peer{o.Target, o.TargetUID, o.Address} }
 // Peer is another host.
 type Peer struct {
 	Name    string // in its certificate
-	UID     string // serial number of its certificate; "": any host of that name
+	UID     string // in its certificate; "": any host of that name
 	Address string // host:port
 }
 
@@ -306,9 +306,8 @@ func answers(conn *tls.Conn, to Peer) error {
 	return nil
 }
 
-// isHost reports whether an identity is the host's. It compares serial numbers, too: a removed host keeps its certificate, and
-// another host may have its name now; and a host's certificates of earlier generations were revoked.
-func isHost(id ca.Identity, name, serial string) bool {
-	uid, generation, err := ca.ParseSerial(serial)
-	return err == nil && id.Kind == ca.KindHost && id.Name == name && (serial == "" || id.UID == uid && id.Generation >= generation)
+// isHost reports whether an identity is the host's. It compares uids, too: a removed host keeps its certificate, and
+// another host may have its name now.
+func isHost(id ca.Identity, name, uid string) bool {
+	return id.Kind == ca.KindHost && id.Name == name && (uid == "" || id.UID == uid)
 }

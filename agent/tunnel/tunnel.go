@@ -89,7 +89,7 @@ type Config struct {
 // Expected is an incoming migration that is expected.
 type Expected struct {
 	Migration, Source string
-	SourceUID         string // serial number of the source's certificate; "": any host of that name
+	SourceUID         string // in the source's certificate; "": any host of that name
 	MigrateSocket     string // path at which this host's QEMU listens for the guest's memory
 	Name              string // the guest's
 	// Describe takes the source's description of the guest, and returns the one for this host's libvirt. An error refuses

@@ -7074,8 +7074,8 @@ func (x *Hold) GetVouched() []*VouchedHost {
 type Revocations struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Meta  *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	// guests is the generation of guests' certificates. It grows when a host is cut off or removed, because that host may know
-	// certificates of earlier generations.
+	// guests is the generation of guests' certificates. It grows when a host is cut off, because that host may know certificates of
+	// earlier generations.
 	Guests        uint32 `protobuf:"varint,2,opt,name=guests,proto3" json:"guests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -98,7 +98,7 @@ func (o *overlay) use(c checked) error {
 			return fmt.Errorf("%s is not a guest of cluster %s", id, cluster)
 		}
 		if id.Generation < me.Generation {
-			return fmt.Errorf("the certificate of %s was revoked, as all certificates from before a host was cut off or removed", id)
+			return fmt.Errorf("the certificate of %s was revoked, as all certificates from before a host was cut off", id)
 		}
 		return nil
 	})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -148,7 +149,7 @@ func (s *Server) RevokeHost(ctx context.Context, r *connect.Request[v1.RevokeHos
 			return nil, fail(connect.CodeFailedPrecondition, "host %s is quarantined; trust it again first, with `watari host quarantine %s --undo`, or remove it", name, name)
 		}
 		h = proto.CloneOf(h)
-		h.Generation++
+		h.Generation = core.NextGeneration(h.Generation, time.Now())
 		record.UsedUid = h.Meta.Uid
 		ops := []store.Op{store.Create(record), store.Update(h), audit(ctx, "host", name, "certificates revoked")}
 		for _, t := range snap.Tokens { // whoever has the key could have their answer again

@@ -1,6 +1,7 @@
 package auditlog
 
 import (
+	"io"
 	"net"
 	"path/filepath"
 	"strings"
@@ -37,6 +38,39 @@ func TestEntriesGoToASyslogServerToo(t *testing.T) {
 	n, err := listener.Read(got)
 	if err != nil || !strings.Contains(string(got[:n]), "CreateCluster") || !strings.Contains(string(got[:n]), "watari-audit") {
 		t.Errorf("the server has %q, %v", got[:n], err)
+	}
+}
+
+func TestEntriesGoToASyslogServerOverUDPAndTCP(t *testing.T) {
+	packets, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	connections, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connections.Close()
+	for url, receive := range map[string]func() (io.Reader, error){
+		"udp://" + packets.LocalAddr().String(): func() (io.Reader, error) { return packets.(*net.UDPConn), nil },
+		"tcp://" + connections.Addr().String():  func() (io.Reader, error) { return connections.Accept() },
+	} {
+		server, err := ParseServer(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := open(t, t.TempDir())
+		l.Forward(t.Context(), server)
+		l.Record(&v1.AuditEntry{At: timestamppb.Now(), Caller: "user aiko", Call: "CreateCluster", Object: "md"})
+		from, err := receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 4096)
+		if n, err := from.Read(got); err != nil || !strings.Contains(string(got[:n]), "CreateCluster") {
+			t.Errorf("%s: the server has %q, %v", url, got[:n], err)
+		}
 	}
 }
 

@@ -12,13 +12,16 @@ import (
 	"watari/hostlink"
 )
 
+// maxReportBytes bounds a message of an agent.
+const maxReportBytes = 16 << 20
+
 // newAgents makes a client whose calls go to the session in their context. All hosts share it, because each client
 // keeps the buffers of its largest messages.
 func newAgents() watariv1connect.AgentServiceClient {
 	// The host chooses what a report contains, and the host may be under an attacker's control. Reports are small and
 	// frequent: compressing them costs a decompressor for each host and more time than compression saves.
 	return watariv1connect.NewAgentServiceClient(dispatcher{}, hostlink.BaseURL, connect.WithAcceptCompression("gzip", nil, nil),
-		connect.WithReadMaxBytes(hostlink.MaxReport))
+		connect.WithReadMaxBytes(maxReportBytes))
 }
 
 type sessionKey struct{}

@@ -188,7 +188,7 @@ func (f *floodingAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.
 }
 
 func TestAReportThatIsLargerThanAnyEndsTheSession(t *testing.T) {
-	for size, taken := range map[int]bool{hostlink.MaxReport: true, hostlink.MaxReport + 1: false} {
+	for size, taken := range map[int]bool{16 << 20: true, 16<<20 + 1: false} {
 		l := newLab(t, nil)
 		f := &floodingAgent{size: size, ended: make(chan error, 100)}
 		mux := http.NewServeMux()

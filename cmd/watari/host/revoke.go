@@ -19,7 +19,7 @@ func newRevoke(env *cli.Env) *cobra.Command {
 		Use:   "revoke HOST",
 		Short: "Void the certificates of a host, because somebody else may have its key",
 		Long: "Void a host's certificates, because somebody else may have its key, and print a token for a new one. The manager ends the host's session and " +
-			"refuses the certificates from now on, and so do other hosts. Its guests stay and continue. Until it has a new certificate, the host counts as " +
+			"refuses the certificates from now on. Its guests stay and continue. Until it has a new certificate, the host counts as " +
 			"out of reach: leases of its guests are not renewed.\n\n" +
 			"On the host, `sudo watari down` and `sudo watari up --manager URL --token TOKEN` make new keys; on the manager's machine, `sudo watari up` needs no token. " +
 			"If somebody else may be root on the host, quarantine it instead.",

@@ -92,16 +92,19 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	if err != nil {
 		return "", err
 	}
+	known, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	if err != nil {
+		return "", fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
+	}
+	for _, host := range known.Msg.Hosts {
+		if host.GetMeta().GetName() == u.Name && u.hasCertificate() {
+			return config.Managers[0], u.certifyAgain(ctx, c, host)
+		}
+		if _, err := os.Stat(u.tokenFile()); err == nil && host.GetMeta().GetName() == u.Name { // of an earlier `up` that was killed
+			return config.Managers[0], nil
+		}
+	}
 	if u.hasCertificate() {
-		known, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
-		if err != nil {
-			return "", fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
-		}
-		for _, host := range known.Msg.Hosts {
-			if host.GetMeta().GetName() == u.Name {
-				return config.Managers[0], u.certifyAgain(ctx, c, host)
-			}
-		}
 		if err := u.forgetCertificate(); err != nil { // the certificate of a host that was removed
 			return "", err
 		}
@@ -123,17 +126,17 @@ func (u *up) certifyAgain(ctx context.Context, c *client.Client, host *v1.Host) 
 	if err != nil {
 		return fmt.Errorf("read the agent's certificate: %w", err)
 	}
-	if id, err := ca.IdentityOf(certificate); err != nil || id.Generation >= host.GetGeneration() {
+	if id, err := ca.IdentityOf(certificate); err != nil || id.UID != host.GetMeta().GetUid() || id.Generation >= host.GetGeneration() {
 		return err
 	}
 	response, err := c.RevokeHost(ctx, connect.NewRequest(&v1.RevokeHostRequest{Name: u.Name})) // for the token
 	if err != nil {
 		return fmt.Errorf("make a token for host %s: %w", u.Name, err)
 	}
-	if err := u.forgetCertificate(); err != nil {
+	if err := u.writeToken(response.Msg.Token); err != nil {
 		return err
 	}
-	return u.writeToken(response.Msg.Token)
+	return u.forgetCertificate()
 }
 
 // hasCertificate reports whether the agent has ever joined. The agent makes its key before that.
