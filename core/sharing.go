@@ -121,12 +121,12 @@ func (m shareMemory) active() bool {
 	return len(m.chosen) > 0
 }
 
-// sharers returns the connected hosts that can share, in the order of names.
+// sharers returns the connected hosts that can share, and were not cut off, in the order of names.
 func (p *pass) sharers() []*sharer {
 	var hosts []*sharer
 	for _, name := range sortedKeys(p.Core.orders.base) {
 		report, _, _ := p.Observed(name)
-		if !report.GetSharing() {
+		if !report.GetSharing() || cutOff(p.Hosts[name]) != nil { // its session may be ending
 			continue
 		}
 		h := &sharer{name: name, site: p.Hosts[name].GetInfo().GetSite(), group: p.Hosts[name].GetTrustGroup(), wants: map[string]bool{},

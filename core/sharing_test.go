@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	v1 "watari/api/watariv1"
 	"watari/sharing"
 )
@@ -36,7 +38,8 @@ func newShareTest(t *testing.T, names ...string) *shareTest {
 		s.hosts[name] = &shareHost{&v1.HostObserved{Info: info, Sharing: true}, true}
 		s.blob(name, "sha256:kernel", true, 0)
 		s.blob(name, "sha256:initrd", true, 0)
-		s.world.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-of-" + name}, TrustGroup: "admin", Info: info}
+		s.world.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-of-" + name}, TrustGroup: "admin", Info: info,
+			Generation: 3} // hosts compare uids alone
 	}
 	return s
 }
@@ -125,6 +128,16 @@ func TestOneHostOfEachSiteFetchesFromTheManager(t *testing.T) {
 			t.Errorf("%s is not told that images are shared: %v", name, w)
 		}
 	}
+}
+
+func TestAHostThatWasCutOffReadsNoImagesOrTemplates(t *testing.T) {
+	s := newShareTest(t, "a1", "a2", "a3")
+	s.blob("a1", root, true, 0)
+	s.template("a1", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_HELD, Blob: &v1.Blob{Digest: "sha256:t", Size: 5}, MakingMs: 4000})
+	s.template("a2", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
+	s.expect("before", "a1 root to a2 a3; a1 t to a2; a2 root from a1; a2 t from a1; a2 template fetch; a3 root from a1")
+	s.world.Hosts["a2"].Quarantine = &v1.Quarantine{CutOff: timestamppb.New(s.world.Now)}
+	s.expect("a2 was cut off, and is still connected", "a1 root to a3; a3 root from a1")
 }
 
 func TestTheChosenHostIsRelievedWhenItStallsOrDies(t *testing.T) {

@@ -149,11 +149,15 @@ func TestALANIsTrustedOnlyWhereAnAdministratorSaysSo(t *testing.T) {
 	plain := func(does func()) int {
 		seen := make(chan string, 1)
 		go func() {
-			seen <- inHost(t, from.Host, "lan=$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}'); perl -e '$| = 1; socket(my $s, 17, 3, 0x0300) or die $!; "+
+			out, err := onHost(t, from.Host, "sh", "-ec", "lan=$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}'); perl -e '$| = 1; socket(my $s, 17, 3, 0x0300) or die $!; "+
 				"bind($s, pack(\"S n i S C C a8\", 17, 3, $ARGV[0], 0, 0, 0, \"\")) or die $!; my ($n, $end) = (0, time + 8); "+
 				"while (time < $end) { my $r = \"\"; vec($r, fileno($s), 1) = 1; next unless select($r, undef, undef, 1); recv($s, my $p, 2048, 0); "+
 				"$n++ if substr($p, 26, 8) eq pack(\"C8\", split(/[. ]/, $ARGV[1])) } print $n' "+
 				"$(cat /sys/class/net/$lan/ifindex) '"+from.Address+" "+to.Address+"'")
+			if err != nil {
+				out = fmt.Sprint(out, err)
+			}
+			seen <- out
 		}()
 		time.Sleep(3 * time.Second) // until it listens
 		does()
