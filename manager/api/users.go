@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
 	"watari/manager/store"
 
 	v1 "watari/api/watariv1"
@@ -224,7 +225,7 @@ func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUse
 			return nil, fail(connect.CodeFailedPrecondition, "you cannot revoke your own certificates (user %s): another administrator must do it", name)
 		}
 		u = proto.CloneOf(u)
-		u.Generation++
+		u.Generation = core.NextGeneration(u.Generation, time.Now())
 		return append(deleteTokens(snap, name), store.Update(u), audit(ctx, "user", name, "certificates revoked")), nil
 	})
 	if err != nil {
