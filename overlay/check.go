@@ -218,7 +218,8 @@ func (o *Overlay) watch(ctx context.Context, subscribe func(context.Context) (<-
 	}
 }
 
-// watchFilter calls Check when the kernel says that the own packet filter has changed. Without that, Check would find out later.
+// watchFilter calls Check as soon as the kernel says that a program has changed Watari's packet filter. Otherwise a change would stay
+// until the next regular Check.
 func (o *Overlay) watchFilter(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := o.followFilter(ctx); err != nil && ctx.Err() == nil {

@@ -99,7 +99,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 	if record.Host != "" {
 		known := snap.Hosts[name]
 		if name != record.Host || known == nil || known.Meta.Uid != record.UsedUid || known.Meta.Deleting != nil {
-			return id, nil, fail(connect.CodePermissionDenied, "the token is for host %s, which must not be removed, and not for %s", record.Host, name)
+			return id, nil, fail(connect.CodePermissionDenied, "the token is for host %s alone, until that is removed, and not for this host, %s; ask for a token for a new host", record.Host, name)
 		}
 		return ca.Identity{Kind: kind, Name: name, UID: known.Meta.Uid, Generation: known.Generation}, append(ops, joined("host", name, "got a new certificate by token")), nil
 	}

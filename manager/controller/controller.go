@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"sync"
 	"time"
 
@@ -28,9 +29,8 @@ type Sessions interface {
 	Send(host string, wanted *v1.HostWanted)
 	// HTTPClient returns a client of the host's agent.
 	HTTPClient(host string) (connect.HTTPClient, error)
-	// Cut ends the session of a quarantined host.
-	Cut(host string)
-	CutBefore(host string, generation uint32)
+	// Cut ends a host's sessions with certificates of generations before the given one.
+	Cut(host string, before uint32)
 }
 
 // Deps are the controller's dependencies.
@@ -151,9 +151,9 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	}
 	for name, h := range s.Hosts {
 		if h.Quarantine.GetCutOff() != nil {
-			c.Sessions.Cut(name)
-		} else {
-			c.Sessions.CutBefore(name, h.Generation)
+			c.Sessions.Cut(name, math.MaxUint32)
+		} else if h.Generation > 0 {
+			c.Sessions.Cut(name, h.Generation)
 		}
 	}
 	reports := core.Capture(s, c.Sessions) // held and Decide must see the same reports

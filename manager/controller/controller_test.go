@@ -61,9 +61,7 @@ func (f *fakeHosts) Observed(name string) (*v1.HostObserved, time.Time, bool) {
 	return proto.CloneOf(h.report), h.since, h.connected
 }
 
-func (f *fakeHosts) Cut(string) {}
-
-func (f *fakeHosts) CutBefore(string, uint32) {}
+func (f *fakeHosts) Cut(string, uint32) {}
 
 func (f *fakeHosts) HTTPClient(string) (connect.HTTPClient, error) {
 	if f.client != nil {

@@ -478,22 +478,13 @@ func (s *Sessions) Drop(name string) {
 	s.notify()
 }
 
-// Cut ends the session of a host that Accept refuses from now on. Its last report stays.
-func (s *Sessions) Cut(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closeAll(name)
-}
-
-// CutBefore ends the sessions of a host whose certificates are of earlier generations. Its last report stays.
-func (s *Sessions) CutBefore(name string, generation uint32) {
-	if generation == 0 {
-		return
-	}
+// Cut ends a host's sessions that Accept refuses from now on: those with certificates of generations before the given one. The
+// host's last report stays.
+func (s *Sessions) Cut(name string, before uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ses := range s.open {
-		if ses.name == name && ses.id.Generation < generation {
+		if ses.name == name && ses.id.Generation < before {
 			s.close(ses)
 		}
 	}

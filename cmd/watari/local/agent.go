@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"connectrpc.com/connect"
@@ -96,11 +97,11 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
 	}
-	for _, host := range known.Msg.Hosts {
-		if host.GetMeta().GetName() == u.Name && u.hasCertificate() {
-			return config.Managers[0], u.certifyAgain(ctx, c, host)
+	if i := slices.IndexFunc(known.Msg.Hosts, func(host *v1.Host) bool { return host.GetMeta().GetName() == u.Name }); i >= 0 {
+		if u.hasCertificate() {
+			return config.Managers[0], u.certifyAgain(ctx, c, known.Msg.Hosts[i])
 		}
-		if _, err := os.Stat(u.tokenFile()); err == nil && host.GetMeta().GetName() == u.Name { // of an earlier `up` that was killed
+		if _, err := os.Stat(u.tokenFile()); err == nil { // of an earlier `up` that was killed
 			return config.Managers[0], nil
 		}
 	}
