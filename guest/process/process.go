@@ -42,6 +42,7 @@ type Process struct {
 	inputOver   bool
 	terminal    *os.File // nil: no terminal
 	readers     sync.WaitGroup
+	forget      sync.Once
 
 	mu       sync.Mutex
 	pid      int // 0: not running
@@ -129,14 +130,16 @@ func exitCode(state *os.ProcessState) int32 {
 	return int32(state.ExitCode())
 }
 
+// finish records the end before anybody sees it, so that a killed agent cannot report another one later.
 func (p *Process) finish(code int32, message string) {
+	ended := time.Now()
+	p.record(record{Ended: ended, ExitCode: code, Message: message})
 	p.mu.Lock()
-	p.pid, p.exitCode, p.message, p.ended = 0, code, message, time.Now()
+	p.pid, p.exitCode, p.message, p.ended = 0, code, message, ended
 	if p.hold != nil {
 		p.hold.Stop()
 	}
 	p.mu.Unlock()
-	p.save()
 	p.stdout.end()
 	p.stderr.end()
 	close(p.done)

@@ -238,12 +238,26 @@ func TestForgetEndsAndDrops(t *testing.T) {
 	table := newTable(t)
 	p := start(t, table, shell("a", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
 	waitFor(t, p, "up\n")
-	table.Forget("a")
+	forgotten := make(chan struct{})
+	go func() {
+		table.Forget("a")
+		close(forgotten)
+	}()
+	for running := true; running; time.Sleep(10 * time.Millisecond) {
+		_, err := table.Get("a")
+		if running = p.Describe().GetRunning(); running && err != nil {
+			t.Fatalf("it runs and is not listed: %v", err)
+		}
+	}
+	<-forgotten
 	if d := ended(t, p); d.GetExitCode() != 128+9 {
 		t.Errorf("%v", d)
 	}
 	if _, err := table.Get("a"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("get: %v", err)
+	}
+	if left, err := os.ReadDir(table.directory); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 	table.Forget("a")
 	start(t, table, shell("a", "true"))

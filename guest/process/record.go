@@ -29,18 +29,24 @@ type record struct {
 	Message  string
 }
 
-// save writes the process's record. If that fails, the only loss is that a crash of the agent hides the process's end.
+// save records the process as it is.
 func (p *Process) save() {
-	request, err := proto.Marshal(p.request)
-	if err != nil {
-		return
-	}
 	p.mu.Lock()
-	r := record{Request: request, PID: p.pid, Started: p.started, Ended: p.ended, ExitCode: p.exitCode, Message: p.message}
+	r := record{PID: p.pid, Ended: p.ended, ExitCode: p.exitCode, Message: p.message}
 	p.mu.Unlock()
 	if _, born, err := sessionOf(r.PID); err == nil {
 		r.Born = born
 	}
+	p.record(r)
+}
+
+// record writes the process's record. If that fails, the only loss is that a crash of the agent hides the process's end.
+func (p *Process) record(r record) {
+	request, err := proto.Marshal(p.request)
+	if err != nil {
+		return
+	}
+	r.Request, r.Started = request, p.started
 	text, err := json.Marshal(r)
 	if err != nil {
 		return

@@ -127,17 +127,20 @@ func (t *Table) List() []*v1.Process {
 	return list
 }
 
-// Forget ends a process if it is running, and deletes its output. An unknown id is not an error.
+// Forget ends a process if it is running, and deletes its output. The process is listed until nothing of it is left. An unknown
+// id is not an error.
 func (t *Table) Forget(id string) {
-	t.mu.Lock()
-	p := t.processes[id]
-	delete(t.processes, id)
-	t.mu.Unlock()
-	if p == nil {
+	p, err := t.Get(id)
+	if err != nil {
 		return
 	}
-	p.kill(forgetGrace)
-	p.stdout.remove()
-	p.stderr.remove()
-	os.RemoveAll(p.directory)
+	p.forget.Do(func() {
+		p.kill(forgetGrace)
+		p.stdout.remove()
+		p.stderr.remove()
+		os.RemoveAll(p.directory)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.processes, id)
+	})
 }
