@@ -317,9 +317,10 @@ func (k *volumeKeeper) adopt(w *v1.VolumeWanted, v *heldVolume) error {
 	return nil
 }
 
-// reseal returns the description of a disk after the manager has described it anew.
+// reseal returns the description of a disk after the manager has described it anew. A manager that describes an earlier disk works
+// with an older copy of its store: this host's description tells it of the later one.
 func reseal(before volume.Facts, f *v1.VolumeFacts) (facts volume.Facts, changed bool) {
-	if f.GetSeal() == nil || bytes.Equal(f.Seal, before.Seal) {
+	if f.GetSeal() == nil || bytes.Equal(f.Seal, before.Seal) || f.Generation < before.Generation {
 		return before, false
 	}
 	facts = volumeFacts(f)

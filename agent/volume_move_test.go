@@ -152,6 +152,16 @@ func handOver(w *v1.VolumeTransfer) *v1.VolumeTransfer {
 
 // A volume that was given up is not served any more, even after a restart of the agent with old orders. Only the copy that is
 // ordered is taken over.
+func TestALaterDiskIsNotDescribedAsAnEarlierOne(t *testing.T) {
+	before := volume.Facts{Name: "data", Generation: 3, Seal: []byte("three")}
+	for generation, want := range map[uint64]string{1: "three", 3: "new", 4: "new"} {
+		facts, changed := reseal(before, &v1.VolumeFacts{Name: "data", Generation: generation, Seal: []byte("new")})
+		if string(facts.Seal) != want || facts.Generation != max(generation, 3) || changed != (want == "new") {
+			t.Errorf("described as of generation %d: %+v, changed %v", generation, facts, changed)
+		}
+	}
+}
+
 func TestAVolumeIsHandedOver(t *testing.T) {
 	p := newPair(t)
 	send := p.receives()

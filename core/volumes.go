@@ -37,13 +37,19 @@ func (p *pass) volumes() {
 	}
 }
 
-// adoptVolumes makes records for volumes that hosts have and the store does not know. Either an older copy of the store was
-// put back, or a host that was removed as lost has joined again.
+// adoptVolumes makes records for volumes that hosts have and the store does not know, and corrects those of volumes of which a
+// host has a later disk than the store knows. Either an older copy of the store was put back, or a host that was removed as lost
+// has joined again.
 func (p *pass) adoptVolumes() {
 	var known map[string]*v1.Volume
+	type disk struct {
+		host       string
+		generation uint64
+	}
+	latest := map[string]disk{} // by the volume's uid
 	for _, host := range sortedKeys(p.Hosts) {
 		report, _, connected := p.Observed(host)
-		if len(report.GetVolumes()) == 0 || !connected || !p.current(host) {
+		if len(report.GetVolumes()) == 0 || !connected {
 			continue
 		}
 		if known == nil {
@@ -54,10 +60,13 @@ func (p *pass) adoptVolumes() {
 		}
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
-			if v := known[o.Uid]; v != nil && v.Host != host && f.GetGeneration() > v.Generation && !p.changed(v) && p.sealed(host, o) {
-				p.recordNewHost(v, host, f.GetGeneration())
+			if v := known[o.Uid]; v != nil {
+				if f.GetGeneration() > max(v.Generation, latest[o.Uid].generation) && p.sealed(host, o) {
+					latest[o.Uid] = disk{host, f.GetGeneration()}
+				}
+				continue
 			}
-			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
+			if !p.current(host) || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
 				continue
 			}
 			name := f.Name
@@ -72,6 +81,11 @@ func (p *pass) adoptVolumes() {
 			p.propose("volume/"+name, c)
 		}
 	}
+	for _, uid := range sortedKeys(latest) {
+		if v, d := known[uid], latest[uid]; p.current(d.host) && !p.changed(v) && !p.full() {
+			p.recordLatest(v, d.host, d.generation)
+		}
+	}
 }
 
 // sealed reports whether a host's facts about a volume come from the manager. Without a seal, any host could claim any
@@ -80,8 +94,9 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())
 }
 
-// recordNewHost records that a volume has another host. The store has forgotten that, because an older copy of it was put back.
-func (p *pass) recordNewHost(v *v1.Volume, host string, generation uint64) {
+// recordLatest records which host has the latest disk of a volume. The store has forgotten that, because an older copy of it was
+// put back.
+func (p *pass) recordLatest(v *v1.Volume, host string, generation uint64) {
 	update := proto.CloneOf(v)
 	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
 	var c Change
@@ -90,7 +105,9 @@ func (p *pass) recordNewHost(v *v1.Volume, host string, generation uint64) {
 	}
 	endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, "host "+host+" has the volume", p.Now)
 	c.write(Update, update)
-	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is on host %s, which has got it after host %s", host, v.Host)
+	if host != v.Host {
+		c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is on host %s, which has got it after host %s", host, v.Host)
+	}
 	p.propose("volume/"+v.Meta.Name, c)
 }
 

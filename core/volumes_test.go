@@ -505,6 +505,26 @@ func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
 	}
 }
 
+// An older copy of the store was put back, and the volume has moved away from its host and back since.
+func TestAVolumeStaysWhereItsNewestDiskIs(t *testing.T) {
+	h := inUse(t)
+	host := h.objects.Volumes["data"].Host
+	h.volumes[host][0].Facts.Generation = 3
+	h.has("a1", h.objects.Volumes["data"], 0)
+	h.volumes["a1"][0].Facts.Generation = 2
+	h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != host || v.Generation != 3 || v.DiskGeneration != 3 {
+		t.Errorf("it is %v", v)
+	}
+	orders := h.pass(time.Second)
+	if w := h.volumeOrder(orders, "a1"); w == nil || !w.Discard {
+		t.Errorf("a1, which has an earlier disk, is ordered %v", w)
+	}
+	if w := h.volumeOrder(orders, host); w == nil || w.Discard || w.Facts.Generation != 3 {
+		t.Errorf("its host is ordered %v", w)
+	}
+}
+
 // A volume without a host, because an older copy of the store was put back, gets the host that has its disk.
 func TestAVolumeIsWhereItsDiskIs(t *testing.T) {
 	h := volumes(t, 0)

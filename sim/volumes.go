@@ -100,12 +100,15 @@ func (h *host) workOnVolumes() {
 				}
 				h.disks[uid] = &disk{facts: w.Facts, content: content{line: "new"}}
 			})
-		case d != nil && (!d.served || string(w.Facts.Seal) != string(d.facts.Seal)):
+		case d != nil && (!d.served || w.Facts.Generation >= d.facts.Generation && string(w.Facts.Seal) != string(d.facts.Seal)):
 			h.onVolume(uid, func() {
 				if w.Facts.Generation > d.facts.Generation {
 					h.sim.checkLatest(h, uid, d)
 				}
-				d.served, d.facts, h.sim.made[uid] = true, w.Facts, true
+				if w.Facts.Generation >= d.facts.Generation {
+					d.facts = w.Facts
+				}
+				d.served, h.sim.made[uid] = true, true
 			})
 		case d != nil:
 			h.sends(uid, w, d)
