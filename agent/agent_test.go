@@ -343,17 +343,56 @@ func TestAFailureThatTheDiskRefusesIsReportedFromMemory(t *testing.T) {
 }
 
 func TestAHostThatDoesNotConfineGuestsRefusesTheStart(t *testing.T) {
-	o := newOutside(t)
-	o.confinement = &v1.Confinement{User: "root", SecurityModel: "apparmor"}
-	o.start()
-	o.take(guestWish(uid, run, 1))
-	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
-	if !strings.Contains(g.Message, "QEMU runs as root") || o.count("boot "+uid) != 0 {
-		t.Errorf("message %q, done %v", g.Message, o.log)
+	for _, test := range []struct {
+		name        string
+		confinement *v1.Confinement
+		role        v1.GuestRole
+		reason      string
+	}{
+		{"as root", &v1.Confinement{User: "root", SecurityModel: "apparmor"}, run, "QEMU runs as root"},
+		{"without a security driver", &v1.Confinement{User: "libvirt-qemu"}, run, "no security driver"},
+		{"a guest that moves here", &v1.Confinement{User: "libvirt-qemu"}, incoming, "no security driver"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := newOutside(t)
+			o.confinement = test.confinement
+			o.start()
+			o.take(guestWish(uid, test.role, 1))
+			g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+			if !strings.Contains(g.Message, test.reason) || o.count("boot "+uid) != 0 || len(o.expected) > 0 {
+				t.Errorf("message %q, done %v, expected %v", g.Message, o.log, o.expected)
+			}
+			o.agent.config.AllowUnconfined = true
+			o.take(guestWish(uid, run, 2))
+			o.awaitReady(2)
+		})
 	}
-	o.agent.config.AllowUnconfined = true
+}
+
+// A guest that has broken out of its QEMU may have altered the image, so it is checked again before each guest that reads it.
+func TestTheImageIsCheckedBeforeEachStart(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	const check, other = "ensure sha256:1", "00000000-0000-4000-8000-000000000002"
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.becomes(uid, domain.Absent)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
+	o.take(guestWish(uid, run, 2), guestWish(other, incoming, 1))
+	o.awaitCondition(other, 1, v1.GuestCondition_GUEST_CONDITION_RESERVED)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var starts []string
+	for _, done := range o.log {
+		if done == check || strings.HasPrefix(done, "boot ") {
+			starts = append(starts, done)
+		}
+	}
+	if want := []string{check, "boot " + uid, check, "boot " + uid, check}; !slices.Equal(starts, want) {
+		t.Errorf("done %v, not %v", starts, want)
+	}
 }
 
 func TestAFullDiskRefusesTheImage(t *testing.T) {

@@ -45,6 +45,7 @@ type outside struct {
 	storage         map[string][]uint16
 	networkProblems []string
 	identity        *v1.Identity // of the last Identify
+	entropies       map[[64]byte]bool
 	template        string
 	ending          domain.End // of every domain that ends
 	pids            func() []int
@@ -78,7 +79,7 @@ const (
 func newOutside(t *testing.T) *outside {
 	lateCreate = 300 * time.Millisecond
 	return &outside{t: t, dir: t.TempDir(), events: make(chan domain.Event, 64), domains: map[string]domain.State{},
-		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30}
+		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30, entropies: map[[64]byte]bool{}}
 }
 
 // start starts an agent. The returned function ends it; files stay as after a kill.
@@ -377,6 +378,9 @@ func (g stubGuest) Identify(_ context.Context, r *connect.Request[v1.IdentifyReq
 	g.o.mu.Lock()
 	defer g.o.mu.Unlock()
 	g.o.identity = r.Msg.Identity
+	if entropy := r.Msg.Identity.Entropy; len(entropy) == 64 {
+		g.o.entropies[[64]byte(entropy)] = true
+	}
 	g.o.say("identify")
 	return connect.NewResponse(&v1.IdentifyResponse{Description: g.describe()}), nil
 }
@@ -459,6 +463,7 @@ type stubImages struct{ o *outside }
 
 func (i stubImages) Ensure(ctx context.Context, image *v1.Image, step func(string)) (ImageFiles, error) {
 	i.o.mu.Lock()
+	i.o.say("ensure " + image.Digest)
 	ensure := i.o.ensure
 	i.o.mu.Unlock()
 	if ensure != nil {

@@ -194,6 +194,26 @@ func TestAHostThatLeavesItsTrustGroupWhileItsAgentIsOffDropsItsTemplates(t *test
 	}
 }
 
+func TestATemplateThatArrivesAfterTheHostLeftItsTrustGroupIsDropped(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	begun, arrive := make(chan struct{}), make(chan struct{})
+	o.fetch = func(context.Context) error {
+		close(begun)
+		<-arrive
+		return nil
+	}
+	o.start()
+	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
+	<-begun
+	o.takeSharing("h", shareOrder(orderMake), forkedWish(uid, 1))
+	close(arrive)
+	o.awaitReady(1)
+	if o.count("save") != 1 || o.count("fetch sha256:packed") != 1 {
+		t.Errorf("the guest was forked from what came from the group before: %v", o.log)
+	}
+}
+
 // An agent that was killed before its template was packed packs it at its next start.
 func TestATemplateIsPackedAfterACrash(t *testing.T) {
 	o := newOutside(t)

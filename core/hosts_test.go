@@ -101,6 +101,21 @@ func TestAHostThatRebootsAllTheTimeCausesFewEvents(t *testing.T) {
 	}
 }
 
+func TestAHostThatReportsManyKeysCausesFewEvents(t *testing.T) {
+	r := newRelayTest(t, "a1", "b1", "b2", "z1")
+	const changes, every = 600, 2 * time.Second
+	for i := range changes {
+		report := proto.CloneOf(r.world.Reports["z1"].Report)
+		report.Info.WireguardPublicKey = []string{"key of b1", fmt.Sprint("own key ", i), "key of b2"}[i%3]
+		r.world.Reports = maps.Clone(r.world.Reports)
+		r.world.Reports["z1"] = Seen{Report: report, Connected: true, Since: r.world.Reports["z1"].Since}
+		r.pass(every)
+	}
+	if n := len(r.events); n < hostEvents || n > hostEvents+1+int(changes*every/hostEventEvery) {
+		t.Errorf("%d changes in %v cause %d events: %q", changes, changes*every, n, r.events)
+	}
+}
+
 // A host's key is public. Whoever reports another's draws nothing to itself.
 func TestAHostDoesNotTakeAnothersKey(t *testing.T) {
 	r := newRelayTest(t, "a1", "b1", "b2", "z1")

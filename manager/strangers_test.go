@@ -2,14 +2,19 @@ package manager
 
 import (
 	"context"
+	"net"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/manager/auditlog"
 	"watari/manager/store"
 )
 
@@ -122,6 +127,18 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 			t.Errorf("its owner does not see the %s: %v", kind, err)
 		}
 	}
+	clusters, err := bob.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
+	if err != nil || len(clusters.Msg.Clusters) > 0 {
+		t.Errorf("clusters: %v, %v", clusters, err)
+	}
+	guests, err := bob.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{}))
+	if err != nil || len(guests.Msg.Guests) > 0 {
+		t.Errorf("guests: %v, %v", guests, err)
+	}
+	runs, err := bob.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
+	if err != nil || len(runs.Msg.Runs) > 0 {
+		t.Errorf("runs: %v, %v", runs, err)
+	}
 	moves, err := bob.ListMigrations(ctx, connect.NewRequest(&v1.ListMigrationsRequest{Guest: "md-0"}))
 	if err != nil || len(moves.Msg.Migrations) > 0 {
 		t.Errorf("moves: %v, %v", moves, err)
@@ -163,6 +180,33 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 	list, err := ann.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: "r"}))
 	if err != nil || list.Msg.Runs[0].Cancel || !list.Msg.Runs[0].Spec.Hold {
 		t.Errorf("the run was changed: %v, %v", list, err)
+	}
+}
+
+func TestTheManagerSendsItsAuditLogToTheServerThatIsNamed(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "log")
+	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	server, err := auditlog.ParseServer("unix://" + socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, ctx := beginWith(t, t.TempDir(), func(c *Config) { c.AuditSyslog = &server }), bounded(t)
+	r.awaitLead()
+	wantCode(t, answer(ctx, r.admin.RemoveHost, &v1.RemoveHostRequest{Name: "nobody"}), connect.CodeNotFound)
+	listener.SetReadDeadline(time.Now().Add(30 * time.Second))
+	message := make([]byte, 1<<16)
+	for {
+		n, err := listener.Read(message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := string(message[:n]); strings.Contains(text, "RemoveHost") && strings.Contains(text, "nobody") {
+			return
+		}
 	}
 }
 

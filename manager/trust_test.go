@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 
 	"connectrpc.com/connect"
 )
@@ -12,16 +13,33 @@ import (
 func TestAHostIsInTheTrustGroupOfWhoJoinsItUntilAnAdministratorSaysOtherwise(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.host("a1")
-	group := func() string {
-		hosts, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: "a1"}))
+	ops, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ops", Role: v1.Role_ROLE_ADMIN}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, _, err := r.join(ops.Msg.Token, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := watariv1connect.NewControlServiceClient(r.client(pair), r.url)
+	token, err := theirs.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: "a"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.join(token.Msg.Token, "a2"); err != nil {
+		t.Fatal(err)
+	}
+	groupOf := func(host string) string {
+		hosts, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: host}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return hosts.Msg.Hosts[0].TrustGroup
 	}
-	if group() != "admin" {
-		t.Errorf("joined into group %q", group())
+	if groupOf("a1") != "admin" || groupOf("a2") != "ops" {
+		t.Errorf("joined into groups %q and %q", groupOf("a1"), groupOf("a2"))
 	}
+	group := func() string { return groupOf("a1") }
 	for _, want := range []string{"physics", ""} {
 		if _, err := r.admin.TrustHost(ctx, connect.NewRequest(&v1.TrustHostRequest{Name: "a1", Group: want})); err != nil {
 			t.Fatal(err)
@@ -30,7 +48,7 @@ func TestAHostIsInTheTrustGroupOfWhoJoinsItUntilAnAdministratorSaysOtherwise(t *
 			t.Errorf("group %q instead of %q", group(), want)
 		}
 	}
-	for _, wrong := range []*v1.TrustHostRequest{{Name: "a2", Group: "physics"}, {Name: "a1", Group: "Not a name"}} {
+	for _, wrong := range []*v1.TrustHostRequest{{Name: "a3", Group: "physics"}, {Name: "a1", Group: "Not a name"}} {
 		if _, err := r.admin.TrustHost(ctx, connect.NewRequest(wrong)); err == nil {
 			t.Errorf("done: %v", wrong)
 		}

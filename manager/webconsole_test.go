@@ -101,6 +101,12 @@ func TestWhoUsesTheWebConsole(t *testing.T) {
 		t.Errorf("with a made-up key: %d", status)
 	}
 	_, key := r.link(ann)
+	elsewhere := [][]string{{"Origin", "https://elsewhere.example"}, {"Sec-Fetch-Site", "cross-site"}}
+	for _, header := range elsewhere {
+		if status, body := b.do(http.MethodPost, "/console/session", `{"key": "`+key+`"}`, header...); status != http.StatusForbidden {
+			t.Errorf("a log-in from another site's page (%v): %d %s", header, status, body)
+		}
+	}
 	if status := b.logIn(key); status != http.StatusNoContent {
 		t.Fatalf("with a link's key: %d", status)
 	}
@@ -113,9 +119,12 @@ func TestWhoUsesTheWebConsole(t *testing.T) {
 	if status, body := b.do(http.MethodPost, policies, "{}"); status != http.StatusForbidden || !strings.Contains(body, "not an administrator") {
 		t.Errorf("an ordinary user reads policies: %d %s", status, body)
 	}
-	for _, header := range [][]string{{"Origin", "https://elsewhere.example"}, {"Sec-Fetch-Site", "cross-site"}} {
+	for _, header := range elsewhere {
 		if status, body := b.do(http.MethodPost, whoAmI, "{}", header...); status != http.StatusForbidden {
 			t.Errorf("from another site's page (%v): %d %s", header, status, body)
+		}
+		if status, body := b.do(http.MethodDelete, "/console/session", "", header...); status != http.StatusForbidden {
+			t.Errorf("a log-out from another site's page (%v): %d %s", header, status, body)
 		}
 	}
 	if status, _ := b.do(http.MethodPost, "/watari.v1.ControlService/WhoAmI", "{}"); status != http.StatusUnauthorized {

@@ -294,16 +294,19 @@ func TestStorageIsOpenedForAGuest(t *testing.T) {
 func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w := newWorld(t)
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
+	third := w.guest(1, 2, "b1")
 	w.apply()
 	w.reaches(one, mate, 56)
-	// An address of the guest's cluster that is not the guest's own.
-	if _, err := one.Run(t.Context(), "ip", "addr", "add", "10.77.1.99/32", "dev", "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	before := w.received(mate)
-	one.Run(t.Context(), "ping", "-c", "3", "-i", "0.1", "-W", "1", "-I", "10.77.1.99", mate.Address.String())
-	if after := w.received(mate); after != before {
-		t.Errorf("%d spoofed packets reached the other guest", after-before)
+	// Addresses of the guest's cluster that are not the guest's own: of nobody, and of another guest.
+	for _, as := range []string{"10.77.1.99", third.Address.String()} {
+		if _, err := one.Run(t.Context(), "ip", "addr", "add", as+"/32", "dev", "eth0"); err != nil {
+			t.Fatal(err)
+		}
+		before := w.received(mate)
+		one.Run(t.Context(), "ping", "-c", "3", "-i", "0.1", "-W", "1", "-I", as, mate.Address.String())
+		if after := w.received(mate); after != before {
+			t.Errorf("%d packets that it sent as %s reached the other guest", after-before, as)
+		}
 	}
 	w.reaches(one, mate, 56)
 }

@@ -62,7 +62,20 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 	newCluster(t, "out", 2, "--spread", "site")
 	settled(t, "out", 2)
 	before := guestNamed(t, "out-0")
-	must(t, "guest", "exec", "out-0", "--", "sh", "-c", "setsid bash -c 'while sleep 0.2; do echo > /dev/udp/"+guestNamed(t, "out-1").Address+"/9; done' >/dev/null 2>&1 &")
+	for from, to := range map[string]string{"out-0": "out-1", "out-1": "out-0"} {
+		must(t, "guest", "exec", from, "--", "sh", "-c", "setsid bash -c 'while sleep 0.2; do echo > /dev/udp/"+guestNamed(t, to).Address+"/9; done' >/dev/null 2>&1 &")
+	}
+	arriving := func() int { // UDP packets, plain or encrypted, that the host receives from other machines within 3 s
+		out := inHost(t, before.Host, "lan=$(ip -o -4 addr | awk '/ 198\\.18\\./ {print $2; exit}'); perl -e 'socket(my $s, 17, 2, 0x0008) or die $!; "+
+			"bind($s, pack(\"S n i S C C a8\", 17, 0x0800, $ARGV[0], 0, 0, 0, \"\")) or die $!; my ($n, $end) = (0, time + 3); "+
+			"while (time < $end) { my $r = \"\"; vec($r, fileno($s), 1) = 1; next unless select($r, undef, undef, 1); recv($s, my $p, 2048, 0); "+
+			"$n++ if ord(substr($p, 9, 1)) == 17 } print $n' $(cat /sys/class/net/$lan/ifindex)")
+		n, err := strconv.Atoi(strings.TrimSpace(out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
 	received := func() int { // datagrams to a port without a listener
 		n, err := strconv.Atoi(strings.TrimSpace(must(t, "guest", "exec", "out-1", "--", "sh", "-c", "awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp")))
 		if err != nil {
@@ -76,6 +89,9 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 		n := received() - first
 		return n > 0, fmt.Sprint(n)
 	})
+	if arriving() == 0 {
+		t.Error("nothing is seen of what the other guest sends, so the check below proves nothing")
+	}
 	quarantine := func(host string, more ...string) {
 		t.Cleanup(func() {
 			must(t, "host", "quarantine", host, "--undo")
@@ -89,6 +105,9 @@ func TestAQuarantinedHostReachesNobody(t *testing.T) {
 	time.Sleep(3 * time.Second)
 	if n := received() - first; n > 0 {
 		t.Errorf("%d of its messages arrive within 3 s", n)
+	}
+	if n := arriving(); n > 0 {
+		t.Errorf("other machines send it %d packets within 3 s", n)
 	}
 	if out, err := shared.watari(time.Minute, "guest", "exec", "out-0", "--", "true"); err == nil {
 		t.Errorf("its guest is still used: %s", out)

@@ -76,6 +76,39 @@ func TestJoinKeepsItsKeyForAnotherTry(t *testing.T) {
 	}
 }
 
+// A token contains the hash of its manager's authority.
+func TestAHostJoinsNoOtherManagerThanItsTokens(t *testing.T) {
+	_, right := startIssuer(t)
+	manager, url := startIssuer(t)
+	other, err := ca.New("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	join := func(ctx context.Context, by *ca.Authority, managers ...string) error {
+		file := filepath.Join(dir, "token")
+		if err := os.WriteFile(file, []byte(by.NewToken().String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(ctx, Config{Managers: managers, Name: "a1", PKIDir: filepath.Join(dir, "pki"), TokenFile: file, Log: slog.New(slog.DiscardHandler)})
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := join(ctx, other, url, right); !errors.Is(err, context.DeadlineExceeded) || len(manager.asked) > 0 {
+		t.Errorf("a manager of another authority: %v, asked %d times", err, len(manager.asked))
+	}
+	// This one has the right key for the connection, and answers with another authority.
+	by := manager.authority
+	manager.authority = other
+	if err := join(t.Context(), by, url); connect.CodeOf(errors.Unwrap(err)) != connect.CodePermissionDenied {
+		t.Errorf("an answer with another authority: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "pki", "certificate.pem")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a certificate is kept: %v", err)
+	}
+}
+
 func TestCertificateIsRenewedInTime(t *testing.T) {
 	manager, url := startIssuer(t)
 	dir := t.TempDir()

@@ -9,12 +9,50 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"watari/manager/auditlog"
 	"watari/manager/blob"
 )
+
+// strangersCalls are calls of each kind: of one message, of streams, of blobs, and of the web console.
+var strangersCalls = []string{
+	"POST /watari.v1.JoinService/Join", "POST /watari.v1.ControlService/CreateCluster", "POST /watari.v1.ControlService/Events",
+	"POST /watari.v1.ControlService/PutFile", "POST /watari.v1.ControlService/GuestExec", "PUT /blobs/sha256:00", "POST /console/session",
+	"POST /console/api/watari.v1.ControlService/ListHosts", "POST /x",
+}
+
+// countingReader is a body without end.
+type countingReader struct{ read int }
+
+func (c *countingReader) Read(b []byte) (int, error) {
+	c.read += len(b)
+	return len(b), nil
+}
+
+func TestLittleIsReadOfAStrangersCall(t *testing.T) {
+	audit, err := auditlog.Open(t.TempDir(), slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer audit.Close()
+	handler := New(Options{Store: openStore(t), AuditLog: audit, Leading: func() bool { return true }}).Handler()
+	for _, call := range strangersCalls {
+		method, path, _ := strings.Cut(call, " ")
+		for _, kind := range []string{"application/proto", "application/connect+proto", "application/json", "application/grpc"} {
+			body := &countingReader{}
+			r := httptest.NewRequest(method, path, body)
+			r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0 // streams of both directions need it
+			r.Header.Set("Content-Type", kind)
+			handler.ServeHTTP(httptest.NewRecorder(), r)
+			if body.read > 4<<10+1 { // with the byte that shows that it is too long
+				t.Errorf("%s as %s: %d bytes were read", call, kind, body.read)
+			}
+		}
+	}
+}
 
 func TestAStrangerWhoSendsSlowlyIsNotWaitedFor(t *testing.T) {
 	if strangersTime != 10*time.Second {
@@ -64,9 +102,10 @@ func TestAStrangerCannotSendCompressedCalls(t *testing.T) {
 	compress := gzip.NewWriter(&body)
 	compress.Write(make([]byte, 1<<20))
 	compress.Close()
-	for _, call := range []string{"JoinService/Join", "ControlService/CreateCluster", "ControlService/WatchEvents"} {
+	for _, call := range strangersCalls {
 		for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
-			r, err := http.NewRequest(http.MethodPost, server.URL+"/watari.v1."+call, bytes.NewReader(body.Bytes()))
+			method, path, _ := strings.Cut(call, " ")
+			r, err := http.NewRequest(method, server.URL+path, bytes.NewReader(body.Bytes()))
 			if err != nil {
 				t.Fatal(err)
 			}

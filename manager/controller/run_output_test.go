@@ -52,6 +52,42 @@ func TestOutputIsKeptOnceAndLeavesRoomOnTheDisk(t *testing.T) {
 	}
 }
 
+func TestTheQuotaOfOutputIsForAllRunsOfAUser(t *testing.T) {
+	dir := t.TempDir()
+	s := &store.Snapshot{Users: map[string]*v1.User{}, Runs: map[string]*v1.Run{}}
+	for _, user := range []string{"ann", "bob"} {
+		s.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: user + "-uid"}, Quota: &v1.Quota{OutputBytes: 10}}
+		for _, name := range []string{user + "-1", user + "-2"} {
+			s.Runs[name] = &v1.Run{Meta: &v1.Meta{Name: name, Uid: name, Owner: user, OwnerUid: user + "-uid"}}
+		}
+	}
+	all := outputs{dir: dir, used: map[string]usedOutput{}}
+	write := func(name, text string) error {
+		out, err := openOutput(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.close()
+		return out.write(&v1.AttachResponse{Stdout: []byte(text)}, func(n uint64) error { return all.room(s, s.Runs[name], n) })
+	}
+	if err := write("ann-1", "seven b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := write("ann-2", "four"); !errors.Is(err, errOverQuota) {
+		t.Errorf("11 bytes in two runs: %v", err)
+	}
+	if err := write("bob-1", "four"); err != nil {
+		t.Errorf("another user's: %v", err)
+	}
+	again := outputs{dir: dir, used: map[string]usedOutput{}} // of a manager that has restarted
+	if err := again.room(s, s.Runs["ann-2"], 4); !errors.Is(err, errOverQuota) {
+		t.Errorf("after a restart: %v", err)
+	}
+	if err := again.room(s, s.Runs["bob-2"], 6); err != nil {
+		t.Errorf("another user's after a restart: %v", err)
+	}
+}
+
 func TestOutputThatIsNotKeptMovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	open := func() output {

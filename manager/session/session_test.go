@@ -210,6 +210,32 @@ func TestSamplesAreTakenAtAPace(t *testing.T) {
 	}
 }
 
+func TestSamplesAreTakenAtAPaceInHoweverManySessions(t *testing.T) {
+	l := newLab(t, nil)
+	times := make(chan time.Time, 1000)
+	l.sessions.Sampled = func(string, *v1.HostSample) { times <- time.Now() }
+	f := newFakeAgent()
+	f.samples = []*v1.HostSample{{}, {}, {}, {}}
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go func() {
+		for t.Context().Err() == nil {
+			ctx, cancel := context.WithTimeout(t.Context(), samplePause/2)
+			go func() {
+				defer cancel()
+				_ = hostlink.Dial(ctx, l.url, config, f.handler())
+			}()
+			<-ctx.Done()
+		}
+	}()
+	first := <-times
+	for range sampleBurst - 1 + 4 {
+		<-times
+	}
+	if all := time.Since(first); all < 4*samplePause-50*time.Millisecond {
+		t.Errorf("%d samples were taken in %v", sampleBurst+4, all)
+	}
+}
+
 func (f *fakeAgent) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], stream *connect.ServerStream[v1.HostSample]) error {
 	for _, sample := range f.samples {
 		if err := stream.Send(sample); err != nil {
