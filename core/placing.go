@@ -48,6 +48,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 		room.hosts = append(room.hosts, placement.Host{
 			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Spare: h.Spare, Withdrawn: cmp.Or(whyFenced(h), policy.Why(h)),
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
+			Capacity:     speedOf(h.GetInfo()) * coresOf(h.GetInfo()),
 			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), Info: h.GetInfo(),
 		})
 	}

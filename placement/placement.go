@@ -23,9 +23,10 @@ type Host struct {
 	Spare        bool   // it takes only requests of Standby
 	Withdrawn    string // why policies keep guests from it; empty: they do not
 	Cores        uint32
-	MemoryBytes  uint64 // offered to guests
-	MemoryUsed   uint64 // of its guests, including incoming ones
-	VCPUs        uint32 // of guests placed on it
+	MemoryBytes  uint64  // offered to guests
+	MemoryUsed   uint64  // of its guests, including incoming ones
+	VCPUs        uint32  // of guests placed on it
+	Capacity     float64 // the measured speed of all its processors, relative to one usual processor
 	Acceleration v1.AccelerationKind
 	Confinement  *v1.Confinement // nil: not known
 	HasImage     bool
@@ -210,12 +211,26 @@ func compare(r *Request, a, b *Host, sites map[string]int) int {
 	}
 	return cmp.Or(
 		accelerationCost(a)-accelerationCost(b),
+		standbyOrder(r, a, b),
 		// Fewer vCPUs for each core first. Cross-multiplication avoids rounding.
 		int(a.VCPUs*b.Cores)-int(b.VCPUs*a.Cores),
 		imageCost(a)-imageCost(b),
 		a.ClusterGuests-b.ClusterGuests,
 		strings.Compare(a.Name, b.Name))
 }
+
+// standbyOrder compares hosts for a guest that was lost: with the guest, fewer vCPUs for the measured speed are better. So the guests
+// of a lost host are spread over the other hosts in proportion to their speeds.
+func standbyOrder(r *Request, a, b *Host) int {
+	if !r.Standby {
+		return 0
+	}
+	load := func(h *Host) float64 { return float64(h.VCPUs+r.Shape.GetVcpus()) / max(h.Capacity, leastCapacity) }
+	return cmp.Compare(load(a), load(b))
+}
+
+// leastCapacity stands for a capacity that is not known.
+const leastCapacity = 0.01
 
 func accelerationCost(h *Host) int {
 	if h.Acceleration == v1.AccelerationKind_ACCELERATION_KIND_KVM {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,6 +58,30 @@ func TestAHostThatCannotRunTheGuestIsRefusedWithTheReason(t *testing.T) {
 	chosen, verdicts := Choose(r, hosts)
 	if want := "a1: refused: it lacks CPU feature avx2"; chosen != "b1" || verdicts[0].String() != want {
 		t.Fatalf("chosen %q, %v; want b1, and %q", chosen, verdicts, want)
+	}
+}
+
+// Guests that were lost are spread over the hosts that are left in proportion to the measured speeds. A new guest is not: speeds that
+// differ by a little would decide before everything else.
+func TestLostGuestsAreSpreadInProportionToSpeed(t *testing.T) {
+	hosts := fourHosts()[:3]
+	for i, capacity := range []float64{0.5, 3, 1} {
+		hosts[i].Capacity, hosts[i].MemoryBytes = capacity, 8192*mib
+	}
+	lost := request(0)
+	lost.Standby = true
+	for r, want := range map[*Request]string{lost: "1 6 2", request(0): "3 3 3"} {
+		chosen, err := Plan(r, 9, hosts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := map[string]int{}
+		for _, name := range chosen {
+			count[name]++
+		}
+		if got := fmt.Sprint(count["a1"], count["a2"], count["b1"]); got != want {
+			t.Errorf("lost %v: %s guests on hosts of the capacities 0.5, 3 and 1, not %s", r.Standby, got, want)
+		}
 	}
 }
 
