@@ -49,8 +49,12 @@ const (
 	ordersFile = "volume-orders"
 )
 
-// errFetching says why a volume is not put back yet.
-var errFetching = errors.New("its checkpoint is being fetched")
+var (
+	// errFetching says why a volume is not put back yet.
+	errFetching = errors.New("its checkpoint is being fetched")
+	// errLater says why a volume is not put back. The manager learns of the later disk from this host's report.
+	errLater = errors.New("this host has a later disk than the manager knows, which works with an older copy of its state")
+)
 
 // tries is how the tries to have a disk as it is ordered have ended.
 type tries struct {
@@ -66,7 +70,7 @@ func (t *tries) note(err error) {
 		t.message = err.Error()
 	}
 	switch {
-	case err == nil || errors.Is(err, errFetching) || errors.Is(err, errGivenUp):
+	case err == nil || errors.Is(err, errFetching) || errors.Is(err, errLater) || errors.Is(err, errGivenUp):
 		t.failing = time.Time{}
 	case t.failing.IsZero():
 		t.failing = time.Now()
@@ -264,9 +268,7 @@ func (k *volumeKeeper) step(ctx context.Context) {
 		}
 		if v == nil {
 			v = &heldVolume{facts: volumeFacts(w.Facts), tries: tries{message: "its disk is being made"}, restore: w.Restore.GetId()}
-			if w.Adopt != nil { // until then this host does not have the volume
-				v.facts.Generation, v.facts.Seal = 0, nil
-			}
+			v.facts.Generation, v.facts.Seal = 0, nil // until there is a disk, this host does not have the volume
 			k.held[w.Uid] = v
 		}
 		v.working = true
@@ -365,11 +367,13 @@ func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVo
 // restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses the disk meanwhile: the manager
 // names no reader before the host has reported the restore.
 func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) error {
-	if i := slices.Index(v.facts.Restored, w.Restore.Id); i >= 0 {
-		if i < len(v.facts.Restored)-1 {
-			return errors.New("it was put back to another checkpoint since: restore it again (`watari checkpoint restore`, `watari volume restore`)")
-		}
+	switch i := slices.Index(v.facts.Restored, w.Restore.Id); {
+	case i >= 0 && i == len(v.facts.Restored)-1:
 		return nil
+	case w.Facts.GetGeneration() < v.facts.Generation:
+		return errLater
+	case i >= 0:
+		return errors.New("it was put back to another checkpoint since: restore it again (`watari checkpoint restore`, `watari volume restore`)")
 	}
 	k.mu.Lock()
 	v.ready = false

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/volume"
 	v1 "watari/api/watariv1"
 )
 
@@ -60,6 +61,47 @@ func TestAVolumeHasTheReadersThatTheManagerNames(t *testing.T) {
 	k.apply(&v1.HostWanted{})
 	if may.Err() == nil {
 		t.Error("a host reads on though no order names the volume")
+	}
+}
+
+// Until a volume's disk is there, the host has no word of the manager that it has the volume.
+func TestAHostWithoutADiskDoesNotClaimAVolume(t *testing.T) {
+	const uid = "00000000-0000-4000-8000-000000000001"
+	o := newOutside(t)
+	o.volumes = stubVolumes{o}
+	o.start()
+	generation++
+	if err := o.agent.Take(&v1.HostWanted{Term: 1, Generation: generation, Network: &v1.NetworkWanted{Generation: generation},
+		Volumes: []*v1.VolumeWanted{{Uid: uid, Facts: &v1.VolumeFacts{Name: "data", Generation: 2, Seal: []byte("two")}}}}); err != nil {
+		t.Fatal(err)
+	}
+	o.await("it has tried to serve the volume", func(h *v1.HostObserved) bool {
+		return len(h.Volumes) == 1 && h.Volumes[0].Message != "its disk is being made"
+	})
+	observed, _ := o.agent.Observed()
+	if v := observed.Volumes[0]; v.Ready || v.Facts.Generation != 0 || v.Facts.Seal != nil || v.Facts.Name != "data" {
+		t.Errorf("it reports %v", v)
+	}
+}
+
+// A manager that works with an older copy of its state orders a restore from before this disk.
+func TestALaterDiskIsNotPutBack(t *testing.T) {
+	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: t.TempDir(), RunDir: t.TempDir()}, log: slog.New(slog.DiscardHandler)})
+	order := &v1.VolumeWanted{Restore: &v1.RestoreOrder{Id: "r1"}, Facts: &v1.VolumeFacts{Generation: 2}}
+	for _, test := range []struct {
+		restored []string
+		later    bool
+	}{{nil, true}, {[]string{"r1", "r2"}, true}, {[]string{"r0", "r1"}, false}} {
+		err := k.restore(t.Context(), order, &heldVolume{facts: volume.Facts{Generation: 3, Restored: test.restored}}, volume.User{})
+		if errors.Is(err, errLater) != test.later || !test.later && err != nil {
+			t.Errorf("put back to %v before: %v", test.restored, err)
+		}
+	}
+	var tried tries
+	for range 2 {
+		if tried.note(errLater); tried.failed || !tried.failing.IsZero() || tried.message == "" {
+			t.Errorf("the manager would ask another host: %+v", tried)
+		}
 	}
 }
 

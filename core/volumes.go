@@ -43,8 +43,8 @@ func (p *pass) volumes() {
 func (p *pass) adoptVolumes() {
 	var known map[string]*v1.Volume
 	type disk struct {
-		host       string
-		generation uint64
+		host string
+		seen *v1.VolumeObserved
 	}
 	latest := map[string]disk{} // by the volume's uid
 	for _, host := range sortedKeys(p.Hosts) {
@@ -61,8 +61,8 @@ func (p *pass) adoptVolumes() {
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
 			if v := known[o.Uid]; v != nil {
-				if f.GetGeneration() > max(v.Generation, latest[o.Uid].generation) && p.sealed(host, o) {
-					latest[o.Uid] = disk{host, f.GetGeneration()}
+				if f.GetGeneration() > max(v.Generation, latest[o.Uid].seen.GetFacts().GetGeneration()) && p.sealed(host, o) {
+					latest[o.Uid] = disk{host, o}
 				}
 				continue
 			}
@@ -83,7 +83,7 @@ func (p *pass) adoptVolumes() {
 	}
 	for _, uid := range sortedKeys(latest) {
 		if v, d := known[uid], latest[uid]; p.current(d.host) && !p.changed(v) && !p.full() {
-			p.recordLatest(v, d.host, d.generation)
+			p.recordLatest(v, d.host, d.seen)
 		}
 	}
 }
@@ -95,11 +95,25 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 }
 
 // recordLatest records which host has the latest disk of a volume. The store has forgotten that, because an older copy of it was
-// put back.
-func (p *pass) recordLatest(v *v1.Volume, host string, generation uint64) {
+// put back. A restore that did not make this disk is from before it, and must not replace it.
+func (p *pass) recordLatest(v *v1.Volume, host string, seen *v1.VolumeObserved) {
+	generation := seen.GetFacts().GetGeneration()
 	update := proto.CloneOf(v)
 	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
 	var c Change
+	if of := p.volumeRestores(v); of != nil && seen.GetRestored() != of.GetRestore().GetId() {
+		why := fmt.Sprintf("an older copy of the manager's state was put back, and host %s has a later disk of volume %s", host, v.Meta.Name)
+		if cluster := p.Clusters[v.Cluster]; of != origin(v) {
+			guests := p.index.guestsOf(v.Cluster)
+			if p.changed(cluster) || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }) {
+				return
+			}
+			p.restoreFailed(cluster, guests, nil, why)
+		} else {
+			update.Restore.State, update.Restore.Message, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_FAILED, why, timestamppb.New(p.Now)
+			c.event(v1.Severity_SEVERITY_ERROR, "volume", v.Meta.Name, "was not put back to snapshot %s: %s", v.Restore.Checkpoint, why)
+		}
+	}
 	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation == generation {
 		endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
 	}
@@ -204,6 +218,18 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	p.loseVolume(v)
 }
 
+// nextGeneration returns a generation above those of all disks of a volume that are known. A host may have a later disk than the
+// store knows, if an older copy of the store was put back.
+func (p *pass) nextGeneration(v *v1.Volume) uint64 {
+	latest := v.Generation
+	for _, host := range sortedKeys(p.Hosts) {
+		if o := p.diskOn(p.Hosts[host], v); o != nil {
+			latest = max(latest, o.GetFacts().GetGeneration())
+		}
+	}
+	return latest + 1
+}
+
 // replaceHostAfter is how long a volume's host is out of reach before the volume is restored on another host.
 const replaceHostAfter = time.Minute
 
@@ -254,7 +280,7 @@ func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
 	}
 	endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, reason, p.Now)
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
-	update.Generation++
+	update.Generation = p.nextGeneration(v)
 	if cluster := p.Clusters[v.Cluster]; cluster != nil {
 		c.write(Expect, cluster)
 	}
@@ -348,7 +374,7 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 		return false
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
-	update.Generation++
+	update.Generation = p.nextGeneration(v)
 	c.write(Expect, p.Hosts[host])
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is as it was, on host %s: %s", host, why)
 	return true

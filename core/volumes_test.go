@@ -525,6 +525,60 @@ func TestAVolumeStaysWhereItsNewestDiskIs(t *testing.T) {
 	}
 }
 
+// An older copy of the store was put back that knows a restore from before the volume's latest disk.
+func TestAnEarlierRestoreDoesNotReplaceTheLatestDisk(t *testing.T) {
+	h := alone(t, nil)
+	h.takeSnapshot()
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", ""); return c, err })
+	h.volumes["a2"][0].Facts.Generation = 3
+	for range 2 {
+		h.pass(time.Second)
+	}
+	orders := h.pass(time.Second)
+	v := h.objects.Volumes["data"]
+	if w := h.volumeOrder(orders, "a2"); v.Host != "a2" || v.Generation != 3 || v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED || w == nil || w.Restore != nil {
+		t.Errorf("it is %v, and a2 is ordered %v", v, w)
+	}
+}
+
+// As above; the restore is the cluster's.
+func TestAnEarlierRestoreOfAClusterDoesNotReplaceTheLatestDisk(t *testing.T) {
+	h := restoredElsewhere(t)
+	if h.objects.Clusters["md"].Restore.State != v1.RestoreState_RESTORE_STATE_RESTORING {
+		t.Fatalf("the cluster is %v", h.objects.Clusters["md"])
+	}
+	h.away = nil
+	h.volumes["a2"][0].Facts.Generation = 7
+	for range 2 {
+		h.pass(time.Second)
+	}
+	orders := h.pass(time.Second)
+	v, cluster := h.objects.Volumes["data"], h.objects.Clusters["md"]
+	if v.Host != "a2" || v.Generation != 7 || cluster.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED || !h.objects.Guests["md-0"].Stopped {
+		t.Errorf("it is %v, and the cluster %v", v, cluster)
+	}
+	for host := range h.objects.Hosts {
+		if w := h.volumeOrder(orders, host); w.GetRestore() != nil {
+			t.Errorf("%s is ordered %v", host, w)
+		}
+	}
+}
+
+// The latest disk may be the one that the restore has made, on a host that the older copy of the store does not know to have it.
+func TestARestoreThatMadeTheLatestDiskGoesOn(t *testing.T) {
+	h := alone(t, nil)
+	h.takeSnapshot()
+	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", ""); return c, err })
+	h.has("b1", h.objects.Volumes["data"], 0)
+	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Restored = 2, h.objects.Volumes["data"].Restore.Id
+	for range 3 {
+		h.pass(time.Second)
+	}
+	if v := h.objects.Volumes["data"]; v.Host != "b1" || v.Generation != 2 || v.Restore.State != v1.RestoreState_RESTORE_STATE_DONE {
+		t.Errorf("it is %v", v)
+	}
+}
+
 // A volume without a host, because an older copy of the store was put back, gets the host that has its disk.
 func TestAVolumeIsWhereItsDiskIs(t *testing.T) {
 	h := volumes(t, 0)

@@ -77,6 +77,9 @@ func (h *host) workOnVolumes() {
 			if d != nil {
 				d.served = false
 			}
+			if d != nil && w.Facts.Generation < d.facts.Generation {
+				continue // the manager does not know this disk
+			}
 			if !h.hasAll(w.Restore, uid) {
 				again = true
 				if lacks := h.lacks(w.Restore, uid); lacks != h.failing[uid] {
