@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -42,7 +43,7 @@ type Process struct {
 	inputOver   bool
 	terminal    *os.File // nil: no terminal
 	readers     sync.WaitGroup
-	forget      sync.Once
+	forgotten   atomic.Bool // Forget has been called
 
 	mu       sync.Mutex
 	pid      int // 0: not running

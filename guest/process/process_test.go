@@ -207,9 +207,9 @@ func TestTerminal(t *testing.T) {
 
 func TestAProcessEndsThoughAChildHoldsItsStreams(t *testing.T) {
 	table := newTable(t)
-	p := start(t, table, shell("a", "sleep 3 & echo started"))
+	p := start(t, table, shell("a", "sleep 30 & echo started"))
 	begun := time.Now()
-	if d := ended(t, p); d.GetExitCode() != 0 || time.Since(begun) > 2*time.Second {
+	if d := ended(t, p); d.GetExitCode() != 0 || time.Since(begun) > 20*time.Second {
 		t.Errorf("%v after %v", d, time.Since(begun))
 	}
 	if out := all(t, p.ReadStdout, 0); out != "started\n" {

@@ -47,7 +47,7 @@ func TestATableThatIsMadeAnewReportsWhatWasLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for {
+	for deadline = time.Now().Add(10 * time.Second); ; {
 		if _, _, err := sessionOf(child); err != nil {
 			break
 		}
@@ -83,4 +83,5 @@ func TestAProgramWhoseStartWasNotRecordedIsEnded(t *testing.T) {
 		t.Errorf("it is started again: %v", d)
 	}
 	awaitMarked(t, "begun", func(list []*v1.RunProcess) bool { return len(list) == 0 })
+	ended(t, started) // its table writes no more
 }

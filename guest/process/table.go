@@ -127,20 +127,18 @@ func (t *Table) List() []*v1.Process {
 	return list
 }
 
-// Forget ends a process if it is running, and deletes its output. The process is listed until nothing of it is left. An unknown
-// id is not an error.
+// Forget ends a process if it is running, and deletes its output. The process is listed until it has ended. An unknown id is not an
+// error, nor one that is being forgotten.
 func (t *Table) Forget(id string) {
 	p, err := t.Get(id)
-	if err != nil {
+	if err != nil || !p.forgotten.CompareAndSwap(false, true) {
 		return
 	}
-	p.forget.Do(func() {
-		p.kill(forgetGrace)
-		p.stdout.remove()
-		p.stderr.remove()
-		os.RemoveAll(p.directory)
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.processes, id)
-	})
+	p.kill(forgetGrace)
+	t.mu.Lock()
+	delete(t.processes, id)
+	t.mu.Unlock()
+	p.stdout.remove()
+	p.stderr.remove()
+	os.RemoveAll(p.directory)
 }
