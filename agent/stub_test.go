@@ -161,7 +161,7 @@ func (o *outside) state(uid string) domain.State {
 // await waits until the host's report has what found looks for.
 func (o *outside) await(what string, found func(*v1.HostObserved) bool) *v1.HostObserved {
 	o.t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(30 * time.Second)
 	for {
 		observed, changed := o.agent.Observed()
 		if found(observed) {
@@ -170,7 +170,7 @@ func (o *outside) await(what string, found func(*v1.HostObserved) bool) *v1.Host
 		select {
 		case <-changed:
 		case <-deadline:
-			o.t.Fatalf("not within 10 s: %s; reported %v; done %v", what, observed, o.log)
+			o.t.Fatalf("not within 30 s: %s; reported %v; done %v", what, observed, o.log)
 		}
 	}
 }

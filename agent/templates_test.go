@@ -50,8 +50,8 @@ func TestGuestsShareOneTemplate(t *testing.T) {
 		o.count("unplug "+made) != 1 {
 		t.Errorf("done: %v", o.log)
 	}
-	if len(o.entropies) != 2 { // of 64 bytes each
-		t.Errorf("two guests that started with the same random numbers got %d other sets", len(o.entropies))
+	if len(o.entropies) < 2 { // of 64 bytes each
+		t.Errorf("two guests that started with the same random numbers got %d other set", len(o.entropies))
 	}
 	o.take(forkedWish(uid, 2), forkedWish(secondUID, 1))
 	o.awaitReady(2)

@@ -1213,7 +1213,7 @@ func TestTheAuditLogHasRefusedCallsAndReads(t *testing.T) {
 	if _, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
 		t.Fatal(err)
 	}
-	short, cancel := context.WithTimeout(ctx, time.Second) // the guest cannot be reached
+	short, cancel := context.WithTimeout(ctx, 3*time.Second) // the guest cannot be reached
 	defer cancel()
 	if file, err := ann.GetFile(short, connect.NewRequest(&v1.ControlGetFileRequest{Guest: "md-0", Path: "/etc/passwd"})); err == nil {
 		file.Receive()

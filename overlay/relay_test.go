@@ -81,7 +81,7 @@ func (w *world) path(host, other string) nethost.Path {
 }
 
 // tunnelPasses sends a line from one host to another inside WireGuard.
-func (w *world) tunnelPasses(from, to string, port int) error {
+func (w *world) tunnelPasses(from, to string, port int, patience time.Duration) error {
 	var listener net.Listener
 	w.must(w.hosts[to].In(func() (err error) {
 		listener, err = net.Listen("tcp6", fmt.Sprintf(":%d", port))
@@ -100,7 +100,7 @@ func (w *world) tunnelPasses(from, to string, port int) error {
 	}()
 	inside := w.path(from, to).Inside
 	return w.hosts[from].In(func() error {
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort(inside.String(), fmt.Sprint(port)), 2*time.Second)
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(inside.String(), fmt.Sprint(port)), patience)
 		if err != nil {
 			return err
 		}
@@ -128,8 +128,8 @@ func TestAHostThatOnlyDialsOutIsReachedByKeepalives(t *testing.T) {
 		return w.path("a1", "b1").State == v1.PathState_PATH_STATE_ANSWERS && w.path("b1", "a1").State == v1.PathState_PATH_STATE_ANSWERS
 	})
 	w.reaches(a, b, largest)
-	w.must(w.tunnelPasses("a1", "b1", 7071))
-	if err := w.tunnelPasses("a1", "b1", 7999); err == nil {
+	w.must(w.tunnelPasses("a1", "b1", 7071, 10*time.Second))
+	if err := w.tunnelPasses("a1", "b1", 7999, 2*time.Second); err == nil {
 		t.Error("a host reaches another port than the tunnel's inside WireGuard")
 	}
 }
@@ -168,8 +168,8 @@ func TestARelayJoinsHostsThatOnlyDialOut(t *testing.T) {
 	})
 	t.Logf("relayed after %v", time.Since(begun).Round(10*time.Millisecond))
 	w.reaches(a, b, largest)
-	w.must(w.tunnelPasses("a1", "b1", 7071))
-	w.must(w.tunnelPasses("b1", "a1", 7071))
+	w.must(w.tunnelPasses("a1", "b1", 7071, 10*time.Second))
+	w.must(w.tunnelPasses("b1", "a1", 7071, 10*time.Second))
 
 	// A restarted agent of the relay continues without orders.
 	begun = time.Now()

@@ -173,7 +173,7 @@ func TestABrokenTransferIsTakenUp(t *testing.T) {
 
 func TestATransferThatStallsIsGivenUpAndTakenUp(t *testing.T) {
 	c, m, image := newTest(t)
-	c.stall = 300 * time.Millisecond
+	c.stall = 2 * time.Second
 	c.Get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
 		response, err := m.get(ctx, path, offset)
 		if err == nil {

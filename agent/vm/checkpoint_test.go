@@ -114,7 +114,7 @@ func TestACutThroughTwoGuests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.holder.Kept(time.Second); err != nil {
+	if err := c.holder.Kept(20 * time.Second); err != nil {
 		t.Fatal(err)
 	}
 	key, err := age.GenerateX25519Identity()
@@ -138,7 +138,7 @@ func TestACutThroughTwoGuests(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	if err := c.holder.Whole(time.Second); err != nil {
+	if err := c.holder.Whole(20 * time.Second); err != nil {
 		t.Error(err)
 	}
 	for i, spec := range c.specs {
@@ -165,7 +165,7 @@ func TestGuestsGoOnIfTheirAgentIsKilled(t *testing.T) {
 		t.Run(when, func(t *testing.T) {
 			within := time.Minute
 			if when == "late" {
-				within = time.Second
+				within = 5 * time.Second
 			}
 			c := prepareCut(t, h, within, one, two)
 			c.stop(t)

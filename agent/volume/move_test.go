@@ -71,8 +71,11 @@ func write(t *testing.T, socket string) *writer {
 // await waits until so many more blocks were written.
 func (w *writer) await(more int64) {
 	w.t.Helper()
-	for goal, begun := w.acked.Load()+more, time.Now(); w.acked.Load() < goal; time.Sleep(5 * time.Millisecond) {
-		if time.Since(begun) > 30*time.Second {
+	last, at := w.acked.Load(), time.Now()
+	for goal := last + more; w.acked.Load() < goal; time.Sleep(5 * time.Millisecond) {
+		if now := w.acked.Load(); now > last {
+			last, at = now, time.Now()
+		} else if time.Since(at) > 30*time.Second {
 			w.t.Fatalf("%d blocks were written, and then no more", w.acked.Load())
 		}
 	}

@@ -121,7 +121,7 @@ func TestAGuestEndsWithItsLease(t *testing.T) {
 	a, b := startGuest(t), startGuest(t)
 	c, _ := start(t, a, b)
 	keep(t, c, map[string]time.Duration{a.uid: Clock() + time.Second, b.uid: Clock() + time.Minute})
-	a.ends(t, 3*time.Second)
+	a.ends(t, 20*time.Second)
 	b.lives(t, 200*time.Millisecond)
 	// If the agent dies, the watchdog keeps its list, and the next agent can read it.
 	c.conn.Close()
@@ -143,7 +143,7 @@ func TestAGuestEndsWithTheWatchdog(t *testing.T) {
 	if err := process().Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if state := g.ends(t, 2*time.Second); state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+	if state := g.ends(t, 20*time.Second); state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Errorf("it ended with %v, not SIGKILL", state)
 	}
 }
@@ -158,7 +158,7 @@ func TestAWatchedProcessGetsItsSignals(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	if state := g.ends(t, 2*time.Second); state.ExitCode() != 7 {
+	if state := g.ends(t, 20*time.Second); state.ExitCode() != 7 {
 		t.Errorf("it ended with %v, not by its own trap", state)
 	}
 }

@@ -18,10 +18,10 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 	defer cancel()
 	directory := t.TempDir()
 	end := agent.Hang(t, directory)
-	begin, stop := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer stop()
-	processes.StartProcess(begin, connect.NewRequest(&v1.StartProcessRequest{Id: "waits", Command: []string{"/bin/true"}, Directory: directory}))
-	<-begin.Done()
+	begin, stop := context.WithCancel(ctx)
+	go processes.StartProcess(begin, connect.NewRequest(&v1.StartProcessRequest{Id: "waits", Command: []string{"/bin/true"}, Directory: directory}))
+	awaitProcess(t, processes, "/bin/true", true)
+	stop()
 	if _, err := processes.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{Id: "other", Command: []string{"/bin/true"}, Directory: "/"})); err != nil {
 		t.Errorf("start another: %v", err)
 	}
@@ -29,6 +29,7 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 		t.Errorf("list: %v, %v", r, err)
 	}
 	end()
+	awaitProcess(t, processes, "/bin/true", false)
 	if _, err := processes.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: "waits"})); err != nil {
 		t.Errorf("forget what waited: %v", err)
 	}

@@ -131,7 +131,7 @@ func TestBytesArriveInOrderOverABadChannel(t *testing.T) {
 			})
 			group.Go(func() {
 				got := make([]byte, size)
-				ends[1].SetReadDeadline(time.Now().Add(8 * time.Second))
+				ends[1].SetReadDeadline(time.Now().Add(30 * time.Second))
 				if n, err := io.ReadFull(ends[1], got); err != nil {
 					t.Errorf("read: %d of %d bytes: %v", n, size, err)
 				} else if !bytes.Equal(got, want) {

@@ -190,6 +190,6 @@ func (g *Guest) Run(ctx context.Context, words ...string) (string, error) {
 // returns an error unless all are answered.
 func (g *Guest) Ping(ctx context.Context, to netip.Addr, count, size int) error {
 	_, err := g.Run(ctx, "ping", "-n", "-q", "-i", "0.02", "-W", "1", "-M", "do",
-		"-c", fmt.Sprint(count), "-w", fmt.Sprint(3+count/40), "-s", fmt.Sprint(size), to.String())
+		"-c", fmt.Sprint(count), "-w", fmt.Sprint(20+count/40), "-s", fmt.Sprint(size), to.String())
 	return err
 }

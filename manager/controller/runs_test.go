@@ -85,7 +85,8 @@ func TestTheControllerEndsAfterItsRunners(t *testing.T) {
 // errorCounter counts logged errors.
 type errorCounter struct {
 	slog.Handler
-	n atomic.Int32
+	n   atomic.Int32
+	end func() // is called a while after the first error
 }
 
 func (c *errorCounter) Enabled(_ context.Context, level slog.Level) bool {
@@ -93,7 +94,9 @@ func (c *errorCounter) Enabled(_ context.Context, level slog.Level) bool {
 }
 
 func (c *errorCounter) Handle(context.Context, slog.Record) error {
-	c.n.Add(1)
+	if c.n.Add(1) == 1 {
+		time.AfterFunc(restPause/2, c.end)
+	}
 	return nil
 }
 
@@ -114,9 +117,9 @@ func TestARunThatCannotBeTakenUpIsLetBeForAWhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counter := &errorCounter{Handler: slog.DiscardHandler}
-	ctx, cancel := context.WithTimeout(t.Context(), restPause/2)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
+	counter := &errorCounter{Handler: slog.DiscardHandler, end: cancel}
 	Run(ctx, Deps{Store: f.store, Sessions: f.hosts, SessionChanges: f.hosts.changed, RunsDir: t.TempDir(), Term: f.term + 1, Log: slog.New(counter)})
 	if n := counter.n.Load(); n != 1 {
 		t.Errorf("it failed %d times in %v", n, restPause/2)

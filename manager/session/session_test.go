@@ -85,6 +85,7 @@ func (l *lab) await(what string, cond func() bool) {
 	for !cond() {
 		select {
 		case <-l.changed:
+		case <-time.After(10 * time.Millisecond):
 		case <-deadline:
 			l.t.Fatalf("timed out: %s", what)
 		}
@@ -196,17 +197,12 @@ func TestSamplesAreTakenAtAPace(t *testing.T) {
 	for range 100 {
 		f.samples = append(f.samples, &v1.HostSample{})
 	}
+	begun := time.Now()
 	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
 	l.await("a1 connects", l.connected("a1"))
-	first := <-times
-	if early := (<-times).Sub(first); early >= samplePause {
-		t.Errorf("the second sample was taken after %v", early)
-	}
-	for range 3 {
-		<-times
-	}
-	if all := time.Since(first); all < 3*samplePause-50*time.Millisecond {
-		t.Errorf("five samples were taken in %v", all)
+	l.await("five samples are taken", func() bool { return len(times) >= 5 })
+	if all := time.Since(begun); all < (5-sampleBurst)*samplePause {
+		t.Errorf("five samples were taken within %v", all)
 	}
 }
 
@@ -217,9 +213,10 @@ func TestSamplesAreTakenAtAPaceInHoweverManySessions(t *testing.T) {
 	f := newFakeAgent()
 	f.samples = []*v1.HostSample{{}, {}, {}, {}}
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	begun := time.Now()
 	go func() {
 		for t.Context().Err() == nil {
-			ctx, cancel := context.WithTimeout(t.Context(), samplePause/2)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*samplePause)
 			go func() {
 				defer cancel()
 				_ = hostlink.Dial(ctx, l.url, config, f.handler())
@@ -227,12 +224,9 @@ func TestSamplesAreTakenAtAPaceInHoweverManySessions(t *testing.T) {
 			<-ctx.Done()
 		}
 	}()
-	first := <-times
-	for range sampleBurst - 1 + 4 {
-		<-times
-	}
-	if all := time.Since(first); all < 4*samplePause-50*time.Millisecond {
-		t.Errorf("%d samples were taken in %v", sampleBurst+4, all)
+	l.await("eight samples are taken, in several sessions", func() bool { return len(times) >= 8 })
+	if all := time.Since(begun); all < (8-sampleBurst)*samplePause {
+		t.Errorf("eight samples were taken within %v", all)
 	}
 }
 
@@ -575,7 +569,7 @@ func TestSilenceIsNoticed(t *testing.T) {
 	cut.Store(true)
 	begin := time.Now()
 	l.await("the silence is noticed", func() bool { return !l.connected("a1")() })
-	if d := time.Since(begin); d > 8*time.Second {
+	if d := time.Since(begin); d > 18*time.Second {
 		t.Fatalf("only after %v", d)
 	}
 	<-ended // the agent notices, too

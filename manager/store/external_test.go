@@ -238,7 +238,7 @@ func TestTheManagerTalksOnlyToAnEtcdWhoseCertificateItTrusts(t *testing.T) {
 		}
 	}()
 	for what, config := range map[string]*tls.Config{"named authorities": {RootCAs: x509.NewCertPool()}, "the system's authorities": nil} {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		s, err := Open(ctx, Config{Endpoints: []string{"https://" + listener.Addr().String()}, TLS: config})
 		if err == nil {
