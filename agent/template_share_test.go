@@ -126,6 +126,7 @@ func TestATemplateThatCannotBeFetchedIsMade(t *testing.T) {
 	if o.count("save") != 1 || o.count("fork "+uid) != 1 {
 		t.Errorf("done: %v", o.log)
 	}
+	o.awaitTemplate(templateHeld) // it is packed
 }
 
 func TestAFetchedTemplateThatCannotBeRestoredIsMadeTheNextTime(t *testing.T) {
@@ -143,6 +144,7 @@ func TestAFetchedTemplateThatCannotBeRestoredIsMadeTheNextTime(t *testing.T) {
 	if o.count("fetch sha256:packed") != 1 || o.count("save") != 1 || o.count("boot "+uid) != 1 {
 		t.Errorf("done: %v", o.log)
 	}
+	o.awaitTemplate(templateHeld) // it is packed
 }
 
 func TestAManagerThatSaysNothingIsNotWaitedFor(t *testing.T) {
@@ -155,6 +157,7 @@ func TestAManagerThatSaysNothingIsNotWaitedFor(t *testing.T) {
 	if o.count("save") != 1 || time.Since(begun) > 8*time.Second {
 		t.Errorf("after %v: %v", time.Since(begun), o.log)
 	}
+	o.awaitTemplate(templateHeld) // it is packed
 }
 
 func TestAHostThatLeavesItsTrustGroupDropsItsTemplates(t *testing.T) {
@@ -212,6 +215,7 @@ func TestATemplateThatArrivesAfterTheHostLeftItsTrustGroupIsDropped(t *testing.T
 	if o.count("save") != 1 || o.count("fetch sha256:packed") != 1 {
 		t.Errorf("the guest was forked from what came from the group before: %v", o.log)
 	}
+	o.awaitTemplate(templateHeld) // it is packed
 }
 
 // An agent that was killed before its template was packed packs it at its next start.
