@@ -380,17 +380,21 @@ func TestTheImageIsCheckedBeforeEachStart(t *testing.T) {
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
-	o.take(guestWish(uid, run, 2), guestWish(other, incoming, 1))
+	o.template = "key" // which is made, and not checked: its guests are
+	o.take(forkedWish(uid, 3))
+	o.awaitReady(3)
+	o.take(forkedWish(uid, 3), guestWish(other, incoming, 1))
 	o.awaitCondition(other, 1, v1.GuestCondition_GUEST_CONDITION_RESERVED)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var starts []string
 	for _, done := range o.log {
-		if done == check || strings.HasPrefix(done, "boot ") {
+		if done == check || strings.HasPrefix(done, "boot ") || strings.HasPrefix(done, "fork ") {
 			starts = append(starts, done)
 		}
 	}
-	if want := []string{check, "boot " + uid, check, "boot " + uid, check}; !slices.Equal(starts, want) {
+	want := []string{check, "boot " + uid, check, "boot " + uid, check, "boot " + templateUID("key"), "fork " + uid, check}
+	if !slices.Equal(starts, want) {
 		t.Errorf("done %v, not %v", starts, want)
 	}
 }

@@ -180,8 +180,14 @@ func TestAGuestThatWritesWithoutEndTakesBoundedSpace(t *testing.T) {
 			t.Skipf("holes cannot be made in files of %s: %v", c.dir, err)
 		}
 	}
+	if _, err := file.WriteString("the first line\n"); err != nil {
+		t.Fatal(err)
+	}
 	write(256)
 	write(256)
+	if _, err := file.WriteString("the last line\n"); err != nil {
+		t.Fatal(err)
+	}
 	f, err := openConsole(path)
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +197,10 @@ func TestAGuestThatWritesWithoutEndTakesBoundedSpace(t *testing.T) {
 	if err := f.copyFrom(&b, 0, f.total); err != nil {
 		t.Fatal(err)
 	}
-	if f.total != 512*4096 || b.Len() > 2*(head+2*tail) || !strings.Contains(b.String(), "bytes were not kept]") || strings.Contains(b.String(), "\x00") {
+	if !strings.HasPrefix(b.String(), "the first line\n") || !strings.HasSuffix(b.String(), "\nthe last line\n") {
+		t.Errorf("what is left begins with %.20q and ends with %q", b.String(), b.String()[max(0, b.Len()-20):])
+	}
+	if f.total != 512*4096+29 || b.Len() > 2*(head+2*tail) || !strings.Contains(b.String(), "bytes were not kept]") || strings.Contains(b.String(), "\x00") {
 		t.Errorf("of %d bytes %d are left", f.total, b.Len())
 	}
 }

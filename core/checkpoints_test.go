@@ -409,6 +409,15 @@ func TestCopiesGoToHostsThatStay(t *testing.T) {
 		if got := target(); got != kept {
 			t.Errorf("%s is the only host that stays, and the copy goes to %q", kept, got)
 		}
+		h.ask(func(a *Admission) (Change, error) { return a.QuarantineHost(kept, 0, false) })
+		if got := target(); got != "" {
+			t.Errorf("%s is cut off, and the copy goes to %q", kept, got)
+		}
+		h.ask(func(a *Admission) (Change, error) { return a.QuarantineHost(kept, 0, true) })
+		h.change(kept, func(v *v1.Host) { v.Draining = false })
+		if got := target(); got != kept {
+			t.Errorf("%s is trusted again, and the copy goes to %q", kept, got)
+		}
 		h.change(kept, func(v *v1.Host) { v.Draining = true })
 		if got := target(); got != "" {
 			t.Errorf("no host stays, and the copy goes to %q", got)

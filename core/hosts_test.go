@@ -70,6 +70,9 @@ func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
 
 // A host that changes its boot id all the time does not replace the history.
 func TestAHostThatRebootsAllTheTimeCausesFewEvents(t *testing.T) {
+	if hostEvents != 20 || hostEventEvery != 10*time.Minute { // the page on threats gives these numbers
+		t.Errorf("%d events, and then one in %v", hostEvents, hostEventEvery)
+	}
 	now := time.Unix(1_000_000, 0)
 	c := New(Config{Term: 1, Began: now.Add(-time.Hour)})
 	o := NoObjects()

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 	"watari/migration"
 )
@@ -85,6 +87,27 @@ func TestGuestsGetNewCertificatesWhenAHostIsCutOff(t *testing.T) {
 	h.now = h.now.Add(48 * time.Hour)
 	h.quarantine("a1", 0, true)
 	expect("with an older state", true, h.quarantine("a1", 0, false))
+}
+
+// Guests of other clusters than those whose guests the host had get new certificates, too: it may have had theirs earlier.
+func TestGuestsOfAllClustersGetNewCertificatesWhenAHostIsCutOff(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.objects.Guests["md-0"].Host, h.objects.Guests["md-0"].BootId = "b1", "boot-b1"
+	h.objects.Clusters["solo"] = proto.CloneOf(h.objects.Clusters["md"])
+	h.objects.Clusters["solo"].Meta = &v1.Meta{Name: "solo", Uid: "uid-solo"}
+	solo := proto.CloneOf(h.objects.Guests["md-0"])
+	solo.Meta, solo.Cluster, solo.Host, solo.BootId = &v1.Meta{Name: "solo-0", Uid: "00000000-0000-4000-8000-000000000009"}, "solo", "a2", "boot-a2"
+	h.objects.Guests["solo-0"] = solo
+	certificate := func(orders map[string]*v1.HostWanted, host string) string {
+		return string(orders[host].Guests[0].Identity.Certificate)
+	}
+	before := h.pass(time.Second)
+	after := h.quarantine("a1", 0, false)
+	for _, host := range []string{"a2", "b1"} {
+		if certificate(before, host) == certificate(after, host) {
+			t.Errorf("the guest on %s keeps certificate %q", host, certificate(after, host))
+		}
+	}
 }
 
 func TestAQuarantinedHostThatDoesNotObeyIsCutOffAfterItsTime(t *testing.T) {

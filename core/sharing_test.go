@@ -219,3 +219,29 @@ func TestASitesLineIsKnownToAllOfItsHosts(t *testing.T) {
 	s.template("b2", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
 	s.expect("b2 asks first", "a1 t to b2; b2 t from a1; b2 template fetch")
 }
+
+// Hosts make templates of private images for one owner alone, so an order has to say that an image is private.
+func TestAnOrderSaysWhetherAnImageIsPrivate(t *testing.T) {
+	for _, test := range []struct {
+		names []*v1.Image // of one content
+		want  bool
+	}{
+		{[]*v1.Image{{Private: true}}, true},
+		{[]*v1.Image{{}}, false},
+		{[]*v1.Image{{Private: true}, {Private: true}}, true},
+		{[]*v1.Image{{Private: true}, {}}, false},
+		{[]*v1.Image{{}, {Private: true}}, false},
+	} {
+		h := newHousehold(t, "", 1)
+		h.objects.Guests["md-0"].ImageDigest = "sha256:1"
+		for i, image := range test.names {
+			name := fmt.Sprint("image-", i)
+			image.Meta, image.Digest = &v1.Meta{Name: name, Uid: name}, "sha256:1"
+			h.objects.Images[name] = image
+		}
+		orders := h.pass(time.Second)
+		if image := orders["a1"].Guests[0].Image; image == nil || image.Private != test.want {
+			t.Errorf("of %v, the order has %v", test.names, image)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
@@ -114,7 +115,7 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 		"restore the snapshot":   answer(ctx, bob.RestoreCheckpoint, &v1.RestoreCheckpointRequest{Name: "home-c1", Volume: true}),
 		"delete the snapshot":    answer(ctx, bob.DeleteCheckpoint, &v1.DeleteCheckpointRequest{Name: "home-c1"}),
 	} {
-		if connect.CodeOf(err) != connect.CodeNotFound || err == nil {
+		if connect.CodeOf(err) != connect.CodeNotFound || err == nil || strings.Contains(err.Error(), "there are:") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -134,6 +135,14 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 	guests, err := bob.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{}))
 	if err != nil || len(guests.Msg.Guests) > 0 {
 		t.Errorf("guests: %v, %v", guests, err)
+	}
+	status, err := bob.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+	if s := status.Msg; err != nil || s.Clusters+s.Guests+s.GuestsRunning+s.RunsActive+s.MigrationsActive > 0 || strings.Contains(fmt.Sprint(s.Problems), "md") {
+		t.Errorf("status: %v, %v", status, err)
+	}
+	users, err := bob.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+	if err != nil || len(users.Msg.Users) != 1 || users.Msg.Users[0].Meta.Name != "bob" {
+		t.Errorf("users: %v, %v", users, err)
 	}
 	runs, err := bob.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
 	if err != nil || len(runs.Msg.Runs) > 0 {
@@ -180,6 +189,16 @@ func TestAUserGetsNothingOfAnotherUsersCluster(t *testing.T) {
 	list, err := ann.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: "r"}))
 	if err != nil || list.Msg.Runs[0].Cancel || !list.Msg.Runs[0].Spec.Hold {
 		t.Errorf("the run was changed: %v, %v", list, err)
+	}
+	// What still has to leave a drained host is for administrators.
+	if err := answer(ctx, r.admin.DrainHost, &v1.DrainHostRequest{Name: "a1"}); err != nil {
+		t.Fatal(err)
+	}
+	for who, sees := range map[watariv1connect.ControlServiceClient]bool{r.admin: true, bob: false} {
+		hosts, err := who.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+		if err != nil || len(hosts.Msg.Hosts[0].Volumes) > 0 != sees {
+			t.Errorf("volumes on a drained host: %v, %v", hosts, err)
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/hostlink"
 )
 
 // issuer is a JoinService that certifies any key as host a1's.
@@ -53,6 +54,7 @@ func startIssuer(t *testing.T) (*issuer, string) {
 	mux.Handle(watariv1connect.NewJoinServiceHandler(i))
 	server := httptest.NewUnstartedServer(mux)
 	server.TLS = config
+	server.TLS.NextProtos = []string{"h2", "http/1.1", hostlink.Protocol}
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	return i, server.URL
@@ -106,6 +108,30 @@ func TestAHostJoinsNoOtherManagerThanItsTokens(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "pki", "certificate.pem")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a certificate is kept: %v", err)
+	}
+}
+
+// A host that has joined talks only to managers of its authority, also when it renews its certificate.
+func TestAHostTalksToNoManagerOfAnotherAuthority(t *testing.T) {
+	manager, url := startIssuer(t)
+	imposter, elsewhere := startIssuer(t)
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte(manager.authority.NewToken().String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u, err := Open(t.Context(), Config{Managers: []string{url}, Name: "a1", PKIDir: filepath.Join(dir, "pki"), TokenFile: token, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := u.PEM()
+	u.renewAt(t.Context(), elsewhere, time.Now().AddDate(0, 7, 0))
+	if len(imposter.asked) > 0 || !bytes.Equal(before.Certificate, u.PEM().Certificate) {
+		t.Error("it asked another authority's manager for a certificate")
+	}
+	var unknown *tls.CertificateVerificationError
+	if err := hostlink.Dial(t.Context(), elsewhere, u.clientTLS(), http.NotFoundHandler()); !errors.As(err, &unknown) {
+		t.Errorf("its session with another authority's manager: %v", err)
 	}
 }
 

@@ -81,8 +81,9 @@ func TestNobodyPushesOthersOutOfTheLog(t *testing.T) {
 func nobodyPushesOthersOut(t *testing.T, flood string) {
 	l, now := open(t, t.TempDir()), time.Now()
 	l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: "user aiko", Call: "CreateCluster"})
-	for range 100_000 {
-		l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: flood, Call: "WhoAmI", Error: "a certificate is needed"})
+	for i := range 100_000 {
+		address := fmt.Sprintf("[2001:db8::%x]:40112", i)
+		l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: flood, Address: address, Call: "WhoAmI", Error: "a certificate is needed"})
 	}
 	l.Record(&v1.AuditEntry{At: timestamppb.New(now), Caller: "user aiko", Call: "DeleteCluster"})
 	l.Record(&v1.AuditEntry{At: timestamppb.New(now.Add(time.Second)), Caller: flood, Call: "WhoAmI", Error: "a certificate is needed"})

@@ -190,6 +190,9 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 
 // A sample that comes early because an owner came back is taken at once, but a host cannot flood the manager.
 func TestSamplesAreTakenAtAPace(t *testing.T) {
+	if reportPause != time.Second/50 || samplePause != time.Second/2 { // the page on threats gives these numbers
+		t.Errorf("a report each %v, a sample each %v", reportPause, samplePause)
+	}
 	l := newLab(t, nil)
 	times := make(chan time.Time, 100)
 	l.sessions.Sampled = func(string, *v1.HostSample) { times <- time.Now() }
