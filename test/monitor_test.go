@@ -42,7 +42,13 @@ func TestWhoUsesTheHosts(t *testing.T) {
 	newCluster(t, "use", 1, "--site", "a")
 	settled(t, "use", 1)
 	host := guestNamed(t, "use-0").Host
-	t.Cleanup(func() { must(t, "lab", "owner", "--name", labName, host, "away") })
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, err := onHost(t, host, "ps", "-e", "-o", "pid,uid,stat,time,cgroup,args")
+			t.Logf("the processes of host %s: %v\n%s", host, err, out)
+		}
+		must(t, "lab", "owner", "--name", labName, host, "away")
+	})
 	measured := func(what string, is func(u usage) bool) {
 		t.Helper()
 		until(t, time.Minute, what, func() (bool, string) {
