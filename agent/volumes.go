@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -52,8 +53,9 @@ const (
 var (
 	// errFetching says why a volume is not put back yet.
 	errFetching = errors.New("its checkpoint is being fetched")
-	// errLater says why a volume is not put back. The manager learns of the later disk from this host's report.
-	errLater = errors.New("this host has a later disk than the manager knows, which works with an older copy of its state")
+	// errLater says why a volume is not put back, on no host: the manager works with an older copy of its state, and learns of the
+	// later disk from this host's report.
+	errLater = errors.New("this host has a later disk than the manager knows")
 )
 
 // tries is how the tries to have a disk as it is ordered have ended.
@@ -333,6 +335,9 @@ func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVo
 	if err := errors.Join(os.MkdirAll(k.folder, 0o711), os.MkdirAll(k.sockets, 0o711)); err != nil {
 		return err
 	}
+	if err := k.find(v, disk); err != nil {
+		return err
+	}
 	if err := k.adopt(w, v); err != nil {
 		return err
 	}
@@ -344,7 +349,10 @@ func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVo
 			return err
 		}
 	} else if w.Make {
-		if err := volume.Create(ctx, k.folder, w.Uid, v.facts, user); err != nil {
+		if err := volume.Create(ctx, k.folder, w.Uid, volumeFacts(w.Facts), user); err != nil {
+			return err
+		}
+		if err := k.find(v, disk); err != nil {
 			return err
 		}
 	}
@@ -364,6 +372,24 @@ func (k *volumeKeeper) follow(ctx context.Context, w *v1.VolumeWanted, v *heldVo
 	return k.send(ctx, w, v, disk)
 }
 
+// find learns of a disk that was made, or that has been there all along, on a file system that was mounted late.
+func (k *volumeKeeper) find(v *heldVolume, disk *volume.Disk) error {
+	if v.facts.Seal != nil {
+		return nil
+	}
+	facts, err := disk.Facts()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the description of its disk: %w", err)
+	}
+	k.mu.Lock()
+	v.facts = facts
+	k.mu.Unlock()
+	return nil
+}
+
 // restore puts a volume's disk back to a checkpoint, once for each restore. No guest uses the disk meanwhile: the manager
 // names no reader before the host has reported the restore.
 func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) error {
@@ -373,7 +399,7 @@ func (k *volumeKeeper) restore(ctx context.Context, w *v1.VolumeWanted, v *heldV
 	case w.Facts.GetGeneration() < v.facts.Generation:
 		return errLater
 	case i >= 0:
-		return errors.New("it was put back to another checkpoint since: restore it again (`watari checkpoint restore`, `watari volume restore`)")
+		return fmt.Errorf("%w: it was put back to another checkpoint since; restore it again (`watari checkpoint restore`, `watari volume restore`)", errLater)
 	}
 	k.mu.Lock()
 	v.ready = false

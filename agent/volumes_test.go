@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -81,6 +83,32 @@ func TestAHostWithoutADiskDoesNotClaimAVolume(t *testing.T) {
 	observed, _ := o.agent.Observed()
 	if v := observed.Volumes[0]; v.Ready || v.Facts.Generation != 0 || v.Facts.Seal != nil || v.Facts.Name != "data" {
 		t.Errorf("it reports %v", v)
+	}
+}
+
+// The file system with a disk was mounted after the agent had begun.
+func TestADiskThatAppearsLateKeepsItsDescription(t *testing.T) {
+	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: t.TempDir(), RunDir: t.TempDir()}, log: slog.New(slog.DiscardHandler)})
+	disk, held := volume.Open(k.folder, k.sockets, uid), &heldVolume{facts: volume.Facts{Name: "data"}}
+	if err := k.find(held, disk); err != nil || held.facts.Generation != 0 {
+		t.Errorf("without a disk: %+v, %v", held.facts, err)
+	}
+	folder := filepath.Join(k.folder, uid)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	facts := volume.Facts{Name: "data", Generation: 3, Seal: []byte("three"), GivenUp: &volume.GivenUp{Target: "there"}}
+	if err := volume.Describe(k.folder, uid, facts); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.find(held, disk); err != nil || held.facts.Generation != 3 || held.facts.GivenUp == nil {
+		t.Errorf("with a disk: %+v, %v", held.facts, err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "volume.json"), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.find(&heldVolume{}, disk); err == nil {
+		t.Error("a damaged description passes for none")
 	}
 }
 

@@ -415,8 +415,7 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 	}
 }
 
-// restoreFailed gives up a restore: it tries an older checkpoint, or stops the guests. from is the checkpoint that could not
-// be restored; nil: no other checkpoint is tried.
+// restoreFailed proposes failRestore, unless a guest has been changed already.
 func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, why string) {
 	for _, g := range guests {
 		if p.changed(g) {
@@ -424,6 +423,13 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 		}
 	}
 	var c Change
+	p.failRestore(&c, cluster, guests, from, why)
+	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// failRestore gives up a restore: it tries an older checkpoint, or stops the guests. from is the checkpoint that could not be
+// restored; nil: no other checkpoint is tried.
+func (p *pass) failRestore(c *Change, cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, why string) {
 	update := proto.CloneOf(cluster)
 	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c.GetMeta().GetUid() == cluster.Restore.CheckpointUid && p.volumeIsBack(cluster) {
 		update.LeftBehind = leftBehind(p.Objects, cluster, c) // the home is as it was then
@@ -453,7 +459,6 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 		stopped.Stopped, stopped.Failure, stopped.Restarts = older == nil, "", 0
 		c.write(Update, stopped)
 	}
-	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
 // newRestore returns the beginning of a restore.

@@ -122,7 +122,7 @@ func (p *pass) moveVolume(c *Change, v, update *v1.Volume) bool {
 	if given.GetMove() == m.Id && p.present(m.Target, given.GetTargetUid()) {
 		m.Copy, m.Restored = given.GetCopy(), given.GetRestored()
 		update.Host, update.State, update.Message = m.Target, v1.VolumeState_VOLUME_STATE_READY, ""
-		update.Generation = p.nextGeneration(v)
+		update.Generation++
 		m.Generation = update.Generation
 		c.write(Expect, p.Hosts[m.Target])
 		endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)

@@ -188,6 +188,26 @@ func TestAVolumeThatWasGivenUpMoves(t *testing.T) {
 }
 
 // A disk that was given up in vain is served again when the target has no copy and no disk of the volume.
+// The move had ended when an older copy of the store was put back that knows it as under way. The target's disk has the generation that the
+// move gave it, and keeps it: with a later one, the target would look for the copy again.
+func TestAMoveThatHadEndedEndsAgain(t *testing.T) {
+	h := inMove(t, true)
+	h.givesUp()
+	h.copies = nil
+	h.has("b1", h.data(), 0)
+	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Ready = 1, true
+	config := h.core.Config
+	config.Term = 2
+	h.core = New(config) // no host has made a report under its orders yet
+	for range 3 {
+		h.pass(time.Second)
+	}
+	h.expectMove(moveDone, "b1", "")
+	if v := h.data(); v.Generation != 1 || v.DiskGeneration != 1 {
+		t.Errorf("it is %v", v)
+	}
+}
+
 func TestAVolumeIsTakenBack(t *testing.T) {
 	takenBack := func(h *household, want bool) {
 		h.t.Helper()

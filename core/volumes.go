@@ -17,18 +17,27 @@ import (
 	"watari/core/lifecycle"
 )
 
-// volumes takes a step for each volume.
+// volumes takes a step for each volume. Of a volume with a later disk than the store knows, it only records that disk: what the
+// store knows of the volume is out of date.
 func (p *pass) volumes() {
 	var users map[string]*v1.Cluster
+	var later map[string]laterDisk
 	if len(p.Objects.Volumes) > 0 {
-		users = p.volumeUsers()
+		users, later = p.volumeUsers(), p.laterDisks()
 	}
 	for _, name := range sortedKeys(p.Objects.Volumes) {
 		v := p.Objects.Volumes[name]
 		if p.full() {
 			return
 		}
-		if !p.changed(v) {
+		d, is := later[v.Meta.Uid]
+		switch {
+		case p.changed(v):
+		case is:
+			if !p.Objects.Held() && p.current(d.host) {
+				p.recordLatest(v, d.host, d.seen)
+			}
+		default:
 			p.volume(v, users[name])
 		}
 	}
@@ -37,36 +46,56 @@ func (p *pass) volumes() {
 	}
 }
 
-// adoptVolumes makes records for volumes that hosts have and the store does not know, and corrects those of volumes of which a
-// host has a later disk than the store knows. Either an older copy of the store was put back, or a host that was removed as lost
-// has joined again.
-func (p *pass) adoptVolumes() {
+// laterDisk is a disk of a volume that is later than the one in the volume's record: an older copy of the store was put back.
+type laterDisk struct {
+	host string
+	seen *v1.VolumeObserved
+}
+
+// laterDisks returns the latest disks of those volumes of which a connected host has a later disk than the store knows, by uid.
+func (p *pass) laterDisks() map[string]laterDisk {
+	latest := map[string]laterDisk{}
 	var known map[string]*v1.Volume
-	type disk struct {
-		host string
-		seen *v1.VolumeObserved
-	}
-	latest := map[string]disk{} // by the volume's uid
 	for _, host := range sortedKeys(p.Hosts) {
 		report, _, connected := p.Observed(host)
 		if len(report.GetVolumes()) == 0 || !connected {
 			continue
 		}
 		if known == nil {
-			known = map[string]*v1.Volume{}
-			for _, v := range p.working.Volumes {
-				known[v.Meta.Uid] = v
+			known = volumesByUID(p.Objects)
+		}
+		for _, o := range report.Volumes {
+			if v := known[o.Uid]; v != nil && o.GetFacts().GetGeneration() > max(v.Generation, latest[o.Uid].seen.GetFacts().GetGeneration()) && p.sealed(host, o) {
+				latest[o.Uid] = laterDisk{host, o}
 			}
+		}
+	}
+	return latest
+}
+
+func volumesByUID(s *Objects) map[string]*v1.Volume {
+	known := map[string]*v1.Volume{}
+	for _, v := range s.Volumes {
+		known[v.Meta.Uid] = v
+	}
+	return known
+}
+
+// adoptVolumes makes records for volumes that hosts have and the store does not know. Either an older copy of the store was
+// put back, or a host that was removed as lost has joined again.
+func (p *pass) adoptVolumes() {
+	var known map[string]*v1.Volume
+	for _, host := range sortedKeys(p.Hosts) {
+		report, _, connected := p.Observed(host)
+		if len(report.GetVolumes()) == 0 || !connected || !p.current(host) {
+			continue
+		}
+		if known == nil {
+			known = volumesByUID(p.working.Objects)
 		}
 		for _, o := range report.Volumes {
 			f := o.GetFacts()
-			if v := known[o.Uid]; v != nil {
-				if f.GetGeneration() > max(v.Generation, latest[o.Uid].seen.GetFacts().GetGeneration()) && p.sealed(host, o) {
-					latest[o.Uid] = disk{host, o}
-				}
-				continue
-			}
-			if !p.current(host) || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
+			if known[o.Uid] != nil || CheckName("volume", f.GetName()) != nil || p.full() || !p.sealed(host, o) {
 				continue
 			}
 			name := f.Name
@@ -81,11 +110,6 @@ func (p *pass) adoptVolumes() {
 			p.propose("volume/"+name, c)
 		}
 	}
-	for _, uid := range sortedKeys(latest) {
-		if v, d := known[uid], latest[uid]; p.current(d.host) && !p.changed(v) && !p.full() {
-			p.recordLatest(v, d.host, d.seen)
-		}
-	}
 }
 
 // sealed reports whether a host's facts about a volume come from the manager. Without a seal, any host could claim any
@@ -94,25 +118,29 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())
 }
 
-// recordLatest records which host has the latest disk of a volume. The store has forgotten that, because an older copy of it was
-// put back. A restore that did not make this disk is from before it, and must not replace it.
+// recordLatest records which host has the latest disk of a volume. A restore that did not make this disk is from before it, and
+// must not replace it.
 func (p *pass) recordLatest(v *v1.Volume, host string, seen *v1.VolumeObserved) {
 	generation := seen.GetFacts().GetGeneration()
 	update := proto.CloneOf(v)
 	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
 	var c Change
-	if of := p.volumeRestores(v); of != nil && seen.GetRestored() != of.GetRestore().GetId() {
-		why := fmt.Sprintf("an older copy of the manager's state was put back, and host %s has a later disk of volume %s", host, v.Meta.Name)
-		if cluster := p.Clusters[v.Cluster]; of != origin(v) {
-			guests := p.index.guestsOf(v.Cluster)
-			if p.changed(cluster) || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }) {
-				return
-			}
-			p.restoreFailed(cluster, guests, nil, why)
-		} else {
-			update.Restore.State, update.Restore.Message, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_FAILED, why, timestamppb.New(p.Now)
-			c.event(v1.Severity_SEVERITY_ERROR, "volume", v.Meta.Name, "was not put back to snapshot %s: %s", v.Restore.Checkpoint, why)
+	why := fmt.Sprintf("an older copy of the manager's state was put back, and host %s has a later disk of volume %s", host, v.Meta.Name)
+	cluster := p.Clusters[v.Cluster]
+	ofCluster := restoring(cluster) && cluster.Meta.Uid == v.ClusterUid && p.Checkpoints[cluster.Restore.Checkpoint].GetVolume().GetGuestUid() == v.Meta.Uid
+	switch {
+	case restoring(v) && seen.GetRestored() != v.Restore.Id:
+		update.Restore.State, update.Restore.Message, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_FAILED, why, timestamppb.New(p.Now)
+		c.event(v1.Severity_SEVERITY_ERROR, "volume", v.Meta.Name, "was not put back to snapshot %s: %s", v.Restore.Checkpoint, why)
+	case ofCluster && seen.GetRestored() != cluster.Restore.Id:
+		guests := p.index.guestsOf(v.Cluster)
+		switch {
+		case p.changed(cluster) || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }):
+			return
+		case !ending(cluster) && slices.ContainsFunc(guests, p.runsUnderGrant):
+			return // the restore was complete, which restoreRestoring records first
 		}
+		p.failRestore(&c, cluster, guests, nil, why)
 	}
 	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation == generation {
 		endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
@@ -218,18 +246,6 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	p.loseVolume(v)
 }
 
-// nextGeneration returns a generation above those of all disks of a volume that are known. A host may have a later disk than the
-// store knows, if an older copy of the store was put back.
-func (p *pass) nextGeneration(v *v1.Volume) uint64 {
-	latest := v.Generation
-	for _, host := range sortedKeys(p.Hosts) {
-		if o := p.diskOn(p.Hosts[host], v); o != nil {
-			latest = max(latest, o.GetFacts().GetGeneration())
-		}
-	}
-	return latest + 1
-}
-
 // replaceHostAfter is how long a volume's host is out of reach before the volume is restored on another host.
 const replaceHostAfter = time.Minute
 
@@ -280,7 +296,7 @@ func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
 	}
 	endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, reason, p.Now)
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
-	update.Generation = p.nextGeneration(v)
+	update.Generation++
 	if cluster := p.Clusters[v.Cluster]; cluster != nil {
 		c.write(Expect, cluster)
 	}
@@ -374,7 +390,7 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 		return false
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
-	update.Generation = p.nextGeneration(v)
+	update.Generation++
 	c.write(Expect, p.Hosts[host])
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is as it was, on host %s: %s", host, why)
 	return true

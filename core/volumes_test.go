@@ -564,6 +564,25 @@ func TestAnEarlierRestoreOfAClusterDoesNotReplaceTheLatestDisk(t *testing.T) {
 	}
 }
 
+// As above; the cluster's guests are still to be ended.
+func TestAnEarlierRestoreOfAClusterIsNotBegun(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	h.ask(func(a *Admission) (Change, error) { c, _, err := a.RestoreCheckpoint("md"); return c, err })
+	if !ending(h.objects.Clusters["md"]) {
+		t.Fatalf("the cluster is %v", h.objects.Clusters["md"])
+	}
+	h.releaseAll()
+	h.volumes["a2"][0].Facts.Generation = 7
+	for range 3 {
+		h.pass(time.Second)
+	}
+	v, cluster := h.objects.Volumes["data"], h.objects.Clusters["md"]
+	if v.Generation != 7 || cluster.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED || !h.objects.Guests["md-0"].Stopped {
+		t.Errorf("it is %v, and the cluster %v", v, cluster)
+	}
+}
+
 // The latest disk may be the one that the restore has made, on a host that the older copy of the store does not know to have it.
 func TestARestoreThatMadeTheLatestDiskGoesOn(t *testing.T) {
 	h := alone(t, nil)

@@ -416,8 +416,9 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 		if s.withoutRoom(g) || s.restoring(g.Cluster) && slices.ContainsFunc(core.GuestsOf(s.store.objects, g.Cluster), s.withoutRoom) {
 			return "" // all guests of a cluster that is restored wait for the one without room
 		}
-		if v := s.store.objects.Volumes[s.store.objects.Clusters[g.Cluster].GetSpec().GetVolume()]; g.Index == 0 && v != nil && v.State != v1.VolumeState_VOLUME_STATE_READY {
-			return "" // its volume was lost with its host
+		if v := s.store.objects.Volumes[s.store.objects.Clusters[g.Cluster].GetSpec().GetVolume()]; g.Index == 0 && v != nil &&
+			(v.State != v1.VolumeState_VOLUME_STATE_READY || s.claimedByItsHost(v.Meta.Uid)) {
+			return "" // its volume was lost with its host, or its host only claims to have it
 		}
 		return "it has no host: " + g.Message
 	}

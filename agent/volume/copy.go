@@ -44,7 +44,7 @@ func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
 	c := d.copyOf()
 	var facts Facts
 	err := inOrder(
-		func() (err error) { facts, err = d.facts(); return err },
+		func() (err error) { facts, err = d.Facts(); return err },
 		func() error {
 			return command(ctx, "qemu-img", "create", "-q", "-f", "qcow2", c.path, fmt.Sprint(facts.SizeBytes))
 		},
@@ -163,8 +163,8 @@ func (c *Copy) Close() error {
 	return nil
 }
 
-// facts reads the disk's description.
-func (d *Disk) facts() (f Facts, err error) {
+// Facts reads the disk's description. If there is no disk, the error is fs.ErrNotExist.
+func (d *Disk) Facts() (f Facts, err error) {
 	text, err := os.ReadFile(filepath.Join(d.dir, factsName))
 	if err == nil {
 		err = json.Unmarshal(text, &f)
@@ -178,7 +178,7 @@ func (d *Disk) facts() (f Facts, err error) {
 // lists the id.
 func Restore(folder, run, uid, id string, f Facts, user User, read func(to string) error, wanted func() error) (Facts, error) {
 	d := Open(folder, run, uid)
-	if have, err := d.facts(); err == nil {
+	if have, err := d.Facts(); err == nil {
 		if slices.Contains(have.Restored, id) {
 			return have, nil
 		}

@@ -73,7 +73,7 @@ func Receive(ctx context.Context, folder, uid string, f Facts, user User) error 
 // Adopt makes the copy f.Copy of a volume the volume's disk, which f describes. It deletes an older disk.
 func Adopt(folder, run, uid string, f Facts) error {
 	c, d := OpenCopy(folder, run, uid), Open(folder, run, uid)
-	have, err := c.facts()
+	have, err := c.Facts()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && have.Copy != f.Copy:
 		return fmt.Errorf("volume %s: the copy that was sent is missing; is the file system mounted on which it lies?", f.Name)
