@@ -53,8 +53,8 @@ const (
 var (
 	// errFetching says why a volume is not put back yet.
 	errFetching = errors.New("its checkpoint is being fetched")
-	// errLater says why a volume is not put back, on no host: the manager works with an older copy of its state, and learns of the
-	// later disk from this host's report.
+	// errLater says why a volume is not put back: the order is from before this host's disk, so the manager works with an older copy of
+	// its state. No other host is asked to put the volume back instead.
 	errLater = errors.New("this host has a later disk than the manager knows")
 )
 

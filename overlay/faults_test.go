@@ -271,11 +271,17 @@ func TestAChangedPacketFilterIsMendedAtOnce(t *testing.T) {
 	}
 	before := list()
 	for _, command := range []string{"nft flush ruleset", "nft flush table inet watari", "nft insert rule inet watari guest_to_host accept"} {
-		time.Sleep(100 * time.Millisecond) // the last check has ended
-		w.must(host.Script(t.Context(), command))
-		begun := time.Now()
-		w.eventually(20*time.Second, command+" is undone", func() bool { return list() == before })
-		t.Logf("%s: mended within %v", command, time.Since(begun))
+		var took []time.Duration // a machine that stands still may make one try late
+		for len(took) == 0 || took[len(took)-1] > 2*time.Second && len(took) < 5 {
+			time.Sleep(100 * time.Millisecond) // the last check has ended
+			w.must(host.Script(t.Context(), command))
+			begun := time.Now()
+			w.eventually(20*time.Second, command+" is undone", func() bool { return list() == before })
+			took = append(took, time.Since(begun))
+		}
+		if t.Logf("%s: mended within %v", command, took); took[len(took)-1] > 2*time.Second {
+			t.Errorf("%s: mended within %v", command, took)
+		}
 	}
 }
 

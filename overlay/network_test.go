@@ -214,7 +214,11 @@ func TestGuestsReachEachOtherAcrossHostsAndSites(t *testing.T) {
 	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) != 1 || !strings.Contains(problems[0], "ghost") {
 		t.Errorf("problems %q, error %v", problems, err)
 	}
-	if took := w.apply(); took > 2000 {
+	took := w.apply()
+	for range 4 { // a machine that stands still may make one try late
+		took = min(took, w.apply())
+	}
+	if took > 100 {
 		t.Errorf("an Apply that changed nothing took %.1f ms", took)
 	} else {
 		t.Logf("an Apply that changed nothing took %.2f ms at most", took)

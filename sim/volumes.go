@@ -76,9 +76,9 @@ func (h *host) workOnVolumes() {
 		case w.Restore != nil && !(d != nil && slices.Contains(d.restored, w.Restore.Id)):
 			if d != nil {
 				d.served = false
-			}
-			if d != nil && w.Facts.Generation < d.facts.Generation {
-				continue // the manager does not know this disk
+				if w.Facts.Generation < d.facts.Generation {
+					continue // the manager does not know this disk
+				}
 			}
 			if !h.hasAll(w.Restore, uid) {
 				again = true

@@ -265,13 +265,24 @@ func TestALoginIsSeenAtOnce(t *testing.T) {
 			}
 		}
 	}
-	await(10*time.Second, func(*v1.HostSample) bool { return true })
-	time.Sleep(awayFor + 500*time.Millisecond)
-	b.mu.Lock()
-	b.list = []session{{id: "1", user: "ann"}}
-	b.mu.Unlock()
-	begun := time.Now()
-	b.new <- struct{}{}
-	await(20*time.Second, func(s *v1.HostSample) bool { return slices.Equal(s.Owner.Users, []string{"ann"}) })
-	t.Logf("seen after %v", time.Since(begun))
+	are := func(list ...session) {
+		b.mu.Lock()
+		b.list = list
+		b.mu.Unlock()
+		b.new <- struct{}{}
+	}
+	took := time.Hour
+	for try := 0; try < 5 && took > time.Second; try++ { // a machine that stands still may make one try late
+		are()
+		await(20*time.Second, func(s *v1.HostSample) bool { return len(s.Owner.Users) == 0 })
+		time.Sleep(awayFor + 500*time.Millisecond)
+		begun := time.Now()
+		are(session{id: "1", user: "ann"})
+		await(20*time.Second, func(s *v1.HostSample) bool { return slices.Equal(s.Owner.Users, []string{"ann"}) })
+		took = time.Since(begun)
+		t.Logf("seen after %v", took)
+	}
+	if took > time.Second {
+		t.Errorf("seen after %v", took)
+	}
 }

@@ -138,13 +138,24 @@ func TestTheOwnersReturnIsSampledAtOnce(t *testing.T) {
 			}
 		}
 	}
-	await(10*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() > 3000 })
-	time.Sleep(awayFor + 500*time.Millisecond)
-	s, _ := f.monitor.Latest()
-	f.terminal("pts/3", time.Now())
-	took := await(20*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() < 3000 })
-	now, _ := f.monitor.Latest()
-	t.Logf("seen after %v, %v after the sample before, with rates over %.3f s", took, now.At.AsTime().Sub(s.At.AsTime()), now.Seconds)
+	var took time.Duration
+	var now *v1.HostSample
+	for range 5 { // a machine that stands still may make one try late
+		f.terminal("pts/3", time.Now().Add(-time.Hour))
+		await(20*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() > 3000 })
+		time.Sleep(awayFor + 500*time.Millisecond)
+		s, _ := f.monitor.Latest()
+		f.terminal("pts/3", time.Now())
+		took = await(20*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() < 3000 })
+		now, _ = f.monitor.Latest()
+		t.Logf("seen after %v, %v after the sample before, with rates over %.3f s", took, now.At.AsTime().Sub(s.At.AsTime()), now.Seconds)
+		if took <= 500*time.Millisecond {
+			break
+		}
+	}
+	if took > 500*time.Millisecond { // 200 ms on a machine that is not busy
+		t.Errorf("seen after %v", took)
+	}
 	if now.Seconds != 0 && now.Seconds < atLeast.Seconds() {
 		t.Errorf("rates over %v s", now.Seconds)
 	}

@@ -71,7 +71,7 @@ func TestAMovingGuestIsNotMeasured(t *testing.T) {
 			t.Errorf("the %s measures %v, %v", name, rates, err)
 		}
 	}
-	if took := time.Since(begun); took > patient(20*time.Second) {
+	if took := time.Since(begun); took > patient(3*time.Second) && len(moved) > 0 {
 		t.Errorf("the measurement waited for the move: %v", took)
 	}
 	if err := <-moved; err != nil {

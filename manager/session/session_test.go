@@ -193,19 +193,27 @@ func TestSamplesAreTakenAtAPace(t *testing.T) {
 	if reportPause != time.Second/50 || samplePause != time.Second/2 { // the page on threats gives these numbers
 		t.Errorf("a report each %v, a sample each %v", reportPause, samplePause)
 	}
-	l := newLab(t, nil)
-	times := make(chan time.Time, 100)
-	l.sessions.Sampled = func(string, *v1.HostSample) { times <- time.Now() }
-	f := newFakeAgent()
-	for range 100 {
-		f.samples = append(f.samples, &v1.HostSample{})
+	early := samplePause
+	for try := 0; try < 5 && early >= samplePause; try++ { // a machine that stands still may make one try late
+		l := newLab(t, nil)
+		times := make(chan time.Time, 100)
+		l.sessions.Sampled = func(string, *v1.HostSample) { times <- time.Now() }
+		f := newFakeAgent()
+		for range 100 {
+			f.samples = append(f.samples, &v1.HostSample{})
+		}
+		begun := time.Now()
+		go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+		l.await("a1 connects", l.connected("a1"))
+		l.await("five samples are taken", func() bool { return len(times) >= 5 })
+		if all := time.Since(begun); all < (5-sampleBurst)*samplePause {
+			t.Errorf("five samples were taken within %v", all)
+		}
+		first := <-times
+		early = (<-times).Sub(first)
 	}
-	begun := time.Now()
-	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
-	l.await("a1 connects", l.connected("a1"))
-	l.await("five samples are taken", func() bool { return len(times) >= 5 })
-	if all := time.Since(begun); all < (5-sampleBurst)*samplePause {
-		t.Errorf("five samples were taken within %v", all)
+	if early >= samplePause {
+		t.Errorf("the second sample was taken after %v", early)
 	}
 }
 
