@@ -12,6 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The main thread does not end with a goroutine that is locked to it, so it must not enter a namespace: it would keep the
+// namespace of a host that was killed, and its cables. Locked here, it runs only the main function.
+func init() { runtime.LockOSThread() }
+
 // inNamespace runs f on a thread in the network namespace at path. The thread ends afterwards.
 func inNamespace(path string, f func() error) error {
 	result := make(chan error, 1)
