@@ -283,7 +283,7 @@ func (p *pass) volumeObserved(c *v1.Checkpoint) *checkpoint.Member {
 	if !connected {
 		seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
 	}
-	seen.Running = connected && v.GetState() == v1.VolumeState_VOLUME_STATE_READY && !handsOver(v) && volumeOn(report, m.GuestUid).GetReady()
+	seen.Running = connected && v.GetState() == v1.VolumeState_VOLUME_STATE_READY && !handsOver(v) && p.outdated(v) == "" && volumeOn(report, m.GuestUid).GetReady()
 	if c.State != v1.CheckpointState_CHECKPOINT_STATE_PENDING {
 		seen.Ended = v.GetMeta().GetUid() != m.GuestUid || v.GetHost() != m.Host
 	}
@@ -511,10 +511,13 @@ func (p *pass) planned() {
 		v := p.Volumes[name]
 		p.plannedOf(v, func() bool {
 			report, _, connected := p.Observed(v.Host)
-			return connected && volumeOn(report, v.Meta.Uid).GetReady() && v.State == v1.VolumeState_VOLUME_STATE_READY && p.volumeRestoredFrom(v) == nil
+			return connected && volumeOn(report, v.Meta.Uid).GetReady() && v.State == v1.VolumeState_VOLUME_STATE_READY && p.volumeRestoredFrom(v) == nil && p.outdated(v) == ""
 		})
 	}
 }
+
+// retryPlanned is the pause before a plan makes another checkpoint after one that failed or was cancelled.
+const retryPlanned = 5 * time.Minute
 
 // plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now and ready returns true.
 func (p *pass) plannedOf(of origin, ready func() bool) {
@@ -522,16 +525,20 @@ func (p *pass) plannedOf(of origin, ready func() bool) {
 	if every == 0 || of.GetMeta().Deleting != nil || restoring(of) || p.full() || p.unfinishedCheckpoint(of) != nil {
 		return
 	}
-	last := of.GetMeta().Created.AsTime()
+	due := of.GetMeta().Created.AsTime().Add(every)
 	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
 		if now := p.working.Checkpoints[c.Meta.Name]; now != nil { // it may have ended in this pass
 			c = now
 		}
-		if ended := c.Ended.AsTime(); ended.After(last) && !ended.After(p.Now) { // the clock may have been set back since
-			last = ended
+		pause := every
+		if c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED || c.State == v1.CheckpointState_CHECKPOINT_STATE_CANCELLED {
+			pause = min(every, retryPlanned)
+		}
+		if ended := c.Ended.AsTime(); ended.Add(pause).After(due) && !ended.After(p.Now) { // the clock may have been set back since
+			due = ended.Add(pause)
 		}
 	}
-	if due := last.Add(every); p.Now.Before(due) {
+	if p.Now.Before(due) {
 		p.again = earlier(p.again, due)
 		return
 	}

@@ -139,6 +139,23 @@ func TestCheckpointsAreMadeAsPlanned(t *testing.T) {
 	}
 }
 
+// A checkpoint that failed is made again soon, and not only when the next one is due.
+func TestAPlannedCheckpointThatFailedIsMadeAgainSoon(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 3600}
+	h.objects.Clusters["md"].Meta.Created = timestamppb.New(h.now.Add(-2 * time.Hour))
+	h.saved("md-c1", 70*time.Minute)
+	h.saved("md-c2", 0, func(c *v1.Checkpoint) { c.State, c.Members = v1.CheckpointState_CHECKPOINT_STATE_FAILED, nil })
+	h.pass(retryPlanned - time.Second)
+	if len(h.objects.Checkpoints) != 2 {
+		t.Errorf("there are %v before the pause is over", sortedKeys(h.objects.Checkpoints))
+	}
+	h.pass(2 * time.Second)
+	if h.objects.Checkpoints["md-c3"] == nil {
+		t.Errorf("afterwards there are %v", sortedKeys(h.objects.Checkpoints))
+	}
+}
+
 func TestACheckpointGivesWayToADrain(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	change, name, err := h.admission().CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md"}, CheckpointKey{"secret", "public"})

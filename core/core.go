@@ -141,6 +141,8 @@ type Core struct {
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 	told      map[hostEvent]eventsLeft
+	// later has the volumes with a later disk than the store knows, by uid.
+	later map[string]laterDisk
 }
 
 // stateSince is the state of a move or a checkpoint, and when Core first saw it in this state.
@@ -216,6 +218,7 @@ func (c *Core) Decide(w World) Decision {
 	p.inForce()
 	p.paths()
 	p.seeNoRoom()
+	p.seeLater()
 	p.makeOrders()
 	p.hosts()
 	p.cutOff()

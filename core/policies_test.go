@@ -26,6 +26,7 @@ type household struct {
 	usage   *Usage
 	away    map[string]bool // hosts that are out of reach
 	out     time.Duration   // how long they have been out of reach
+	behind  map[string]bool // hosts that have not taken their last orders
 	leases  map[string]LeaseSeen
 	sharing bool                                // hosts can fetch files from each other
 	volumes map[string][]*v1.VolumeObserved     // by host
@@ -99,6 +100,9 @@ func (h *household) reports() Captured {
 			report.Volumes, report.KeepsVolumes, report.Load = h.volumes[name], true, &v1.HostLoad{DiskAvailableBytes: 10 << 30}
 			report.VolumeCopies, report.MovesVolumes = h.copies[name], true
 			report.Term, report.Generation = h.core.Term, 1<<40
+			if h.behind[name] {
+				report.Generation = 0
+			}
 		}
 		for _, g := range h.objects.Guests {
 			if g.Host == name {

@@ -21,21 +21,25 @@ import (
 // store knows of the volume is out of date.
 func (p *pass) volumes() {
 	var users map[string]*v1.Cluster
-	var later map[string]laterDisk
 	if len(p.Objects.Volumes) > 0 {
-		users, later = p.volumeUsers(), p.laterDisks()
+		users = p.volumeUsers()
 	}
 	for _, name := range sortedKeys(p.Objects.Volumes) {
 		v := p.Objects.Volumes[name]
 		if p.full() {
 			return
 		}
-		d, is := later[v.Meta.Uid]
+		d, is := p.later[v.Meta.Uid]
 		switch {
 		case p.changed(v):
+		case is && p.Objects.Held():
+		case is && p.current(d.host):
+			p.recordLatest(v, d.host, d.seen)
 		case is:
-			if !p.Objects.Held() && p.current(d.host) {
-				p.recordLatest(v, d.host, d.seen)
+			if why := "waits: " + p.outdated(v); v.Message != why {
+				update := proto.CloneOf(v)
+				update.Message = why
+				p.propose("volume/"+name, Change{Ops: []Op{{Update, update}}})
 			}
 		default:
 			p.volume(v, users[name])
@@ -50,6 +54,37 @@ func (p *pass) volumes() {
 type laterDisk struct {
 	host string
 	seen *v1.VolumeObserved
+}
+
+// seeLater sees which volumes have a later disk than the store knows. The orders about these volumes are made again, and about those
+// that had one before.
+func (p *pass) seeLater() {
+	before := p.later
+	p.later = nil
+	if len(p.Objects.Volumes) > 0 {
+		p.later = p.laterDisks()
+	}
+	if len(before)+len(p.later) == 0 {
+		return
+	}
+	for _, v := range p.Objects.Volumes {
+		_, was := before[v.Meta.Uid]
+		if _, is := p.later[v.Meta.Uid]; was || is {
+			for _, host := range volumeHosts(v) {
+				p.index.hosts[host] = true
+			}
+		}
+	}
+}
+
+// outdated says that the store does not know a volume's latest disk. Until it does, nobody may use the volume: what is written to an
+// earlier disk would be lost. Empty: so far as connected hosts report, the store knows it.
+func (p *pass) outdated(v *v1.Volume) string {
+	d, is := p.later[v.GetMeta().GetUid()]
+	if !is {
+		return ""
+	}
+	return fmt.Sprintf("host %s has a later disk of it than the manager's state, an older copy, knows; that host has not taken its orders yet", d.host)
 }
 
 // laterDisks returns the latest disks of those volumes of which a connected host has a later disk than the store knows, by uid.
@@ -123,7 +158,7 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 func (p *pass) recordLatest(v *v1.Volume, host string, seen *v1.VolumeObserved) {
 	generation := seen.GetFacts().GetGeneration()
 	update := proto.CloneOf(v)
-	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
+	update.Host, update.Generation, update.DiskGeneration, update.Message = host, generation, generation, ""
 	var c Change
 	why := fmt.Sprintf("an older copy of the manager's state was put back, and host %s has a later disk of volume %s", host, v.Meta.Name)
 	cluster := p.Clusters[v.Cluster]
@@ -531,6 +566,8 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	switch {
 	case v == nil:
 		return fmt.Sprintf("volume %s, which has the shared home, no longer exists", name)
+	case p.outdated(v) != "":
+		return fmt.Sprintf("volume %s waits: %s", name, p.outdated(v))
 	case v.State != v1.VolumeState_VOLUME_STATE_READY:
 		return fmt.Sprintf("volume %s is not ready: %s", name, cmp.Or(v.Message, "host "+v.Host+" makes it"))
 	}
@@ -559,6 +596,9 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
+		if p.outdated(v) != "" {
+			continue
+		}
 		if v.Host != host {
 			if w := p.receiveOrder(v); w != nil {
 				list = append(list, w)

@@ -505,6 +505,43 @@ func TestAVolumeIsWhereItsNewestDiskIs(t *testing.T) {
 	}
 }
 
+// As above, before the host with the newest disk has taken its orders: nobody may write to the earlier disk.
+func TestAnEarlierDiskIsNotUsed(t *testing.T) {
+	h := inUse(t)
+	h.releaseAll()
+	h.has("a1", h.objects.Volumes["data"], 0)
+	h.volumes["a1"][0].Facts.Generation = 3
+	h.behind = map[string]bool{"a1": true}
+	orders := h.pass(time.Second)
+	const why = "waits: host a1 has a later disk of it than the manager's state, an older copy, knows; that host has not taken its orders yet"
+	if v, g := h.objects.Volumes["data"], h.objects.Guests["md-0"]; v.Host != "a2" || v.Message != why || g.Host != "" || g.Message != "volume data "+why {
+		t.Errorf("it is %v, and md-0 %v", v, g)
+	}
+	for host := range h.objects.Hosts {
+		if w := h.volumeOrder(orders, host); w != nil {
+			t.Errorf("%s is ordered %v", host, w)
+		}
+	}
+	h.behind = nil
+	orders = h.pass(time.Second)
+	if v, g := h.objects.Volumes["data"], h.objects.Guests["md-0"]; v.Host != "a1" || v.Message != "" || g.Host == "" || h.volumeOrder(orders, "a1") == nil {
+		t.Errorf("it is %v, md-0 is %v, and a1 is ordered %v", v, g, h.volumeOrder(orders, "a1"))
+	}
+}
+
+// As above; the host is disconnected before it has taken its orders. The earlier disk is used, because nobody knows of another one.
+func TestAnEarlierDiskIsUsedIfNoHostHasAnother(t *testing.T) {
+	h := inUse(t)
+	h.has("a1", h.objects.Volumes["data"], 0)
+	h.volumes["a1"][0].Facts.Generation = 3
+	h.behind, h.away = map[string]bool{"a1": true}, nil
+	h.pass(time.Second)
+	h.away = map[string]bool{"a1": true}
+	if w := h.volumeOrder(h.pass(time.Second), "a2"); w == nil {
+		t.Error("a2 has no order")
+	}
+}
+
 // An older copy of the store was put back, and the volume has moved away from its host and back since.
 func TestAVolumeStaysWhereItsNewestDiskIs(t *testing.T) {
 	h := inUse(t)
