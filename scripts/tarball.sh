@@ -21,7 +21,10 @@ done
 build/bin/watari completion bash >"$folder/share/bash-completion/completions/watari"
 build/bin/watari completion zsh >"$folder/share/zsh/site-functions/_watari"
 build/bin/watari completion fish >"$folder/share/fish/vendor_completions.d/watari.fish"
-cp -r docs/guide LICENSE "$folder/share/doc/watari"
+cp -r README.md LICENSE examples "$folder/share/doc/watari"
+mkdir -p "$folder/share/doc/watari/docs/results"
+cp -r docs/ARCHITECTURE.md docs/console.png docs/design docs/guide "$folder/share/doc/watari/docs"
+cp docs/results/*.md "$folder/share/doc/watari/docs/results"
 licences=$folder/share/doc/watari/licences
 GO=build/bin/go debian/licences ./cmd/watari ./cmd/watari-agent ./cmd/watari-guest >"$licences"
 

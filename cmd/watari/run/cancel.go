@@ -18,7 +18,7 @@ func newCancel(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "cancel RUN",
 		Short: "End a run",
-		Long: "End a run. Its ranks get SIGTERM, and SIGKILL after a while. With --signal, they get only that signal and " +
+		Long: "End a run. Its ranks get SIGINT, SIGTERM and SIGKILL, 5 s apart, until they end. With --signal, they get only that signal and " +
 			"may continue.",
 		Example:           "  watari run cancel md-run-1\n  watari run cancel md-run-1 --signal USR1",
 		Args:              cli.Args("RUN"),
@@ -47,7 +47,7 @@ func newCancel(env *cli.Env) *cobra.Command {
 			return env.Done(response.Msg.Run, "run %s is being ended; see how with `watari run show %s`", args[0], args[0])
 		}),
 	}
-	command.Flags().StringVar(&signal, "signal", "", "signal to send instead of TERM and KILL")
+	command.Flags().StringVar(&signal, "signal", "", "signal to send instead of INT, TERM and KILL")
 	env.CompleteFlag(command, "signal", cli.Words("TERM", "INT", "HUP", "QUIT", "KILL", "STOP", "CONT", "USR1", "USR2"))
 	return command
 }
