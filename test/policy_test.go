@@ -205,8 +205,11 @@ func TestMaintenance(t *testing.T) {
 	must(t, "volume", "create", "care", "--size", "256M", "--host", host)
 	t.Cleanup(func() { must(t, "volume", "delete", "care") })
 	begin := time.Now().Add(8 * time.Second)
-	applyPolicy(t, fmt.Sprintf("maintenance:\n  windows:\n  - match: host.name == %q\n    begin: %s\n    end: %s\n    lead: 5s\n", host,
-		begin.Format(time.RFC3339), begin.Add(15*time.Second).Format(time.RFC3339)))
+	maintained := func(end time.Time) {
+		applyPolicy(t, fmt.Sprintf("maintenance:\n  windows:\n  - match: host.name == %q\n    begin: %s\n    end: %s\n    lead: 5s\n", host,
+			begin.Format(time.RFC3339), end.Format(time.RFC3339)))
+	}
+	maintained(begin.Add(10 * time.Minute))
 	withdrawn(t, host, true)
 	left(t, "care-0", host)
 	if now := time.Now(); now.Before(begin.Add(-5 * time.Second)) {
@@ -216,6 +219,7 @@ func TestMaintenance(t *testing.T) {
 		v := volumeNamed(t, "care")
 		return v.Host != host && strings.HasSuffix(v.State, "_READY"), v.Host + " " + v.Message
 	})
+	maintained(time.Now().Add(2 * time.Second))
 	withdrawn(t, host, false)
 	settled(t, "care", 1)
 }

@@ -28,7 +28,7 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	must(t, "cluster", "resize", "grows", "--guests", "3", "--wait")
 	settled(t, "grows", 3)
 
-	must(t, "run", "grows", "--name", "grows-three", "--detach", "--", "sh", "-c", "echo begun on $(hostname); sleep 25")
+	must(t, "run", "grows", "--name", "grows-three", "--detach", "--", "sh", "-c", "echo begun on $(hostname); until [ -e ~/enough ]; do sleep 1; done")
 	until(t, time.Minute, "all guests take part in the run", func() (bool, string) {
 		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-three")
 		return strings.Count(out, "begun") == 3 && strings.Contains(out, "grows-2"), out
@@ -37,6 +37,11 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	killManager(t)
 	startManager(t)
 	refused(t, []string{"grows-three", "--when-idle"}, "cluster", "resize", "grows", "--guests", "2")
+	must(t, "cluster", "resize", "grows", "--guests", "2", "--when-idle")
+	if state, have := decoded[run](t, "run", "show", "grows-three").State, len(guestsOf(t, "grows")); !strings.HasSuffix(state, "_RUNNING") || have != 3 {
+		t.Errorf("before the run has ended by itself, it is %s, and there are %d guests", state, have)
+	}
+	must(t, "guest", "exec", "-u", "watari", "grows-0", "--", "sh", "-c", "touch ~/enough")
 	must(t, "cluster", "resize", "grows", "--guests", "2", "--when-idle", "--wait")
 	if state := decoded[run](t, "run", "show", "grows-three").State; !strings.HasSuffix(state, "_EXITED") {
 		t.Errorf("the run is %s after the cluster has shrunk", state)
