@@ -292,6 +292,11 @@ func (a *Agent) Evict() {
 
 // applyOrders carries out the orders about images, templates and network. a.mu is held.
 func (a *Agent) applyOrders(w *v1.HostWanted) {
+	least := map[string]uint32{}
+	for _, r := range w.Revoked {
+		least[r.Uid] = r.Generation
+	}
+	a.tunnels.Revoke(least)
 	a.images.Share(w.Sharing, w.Blobs)
 	a.templates.share(w)
 	if w.Network != nil {

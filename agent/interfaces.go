@@ -114,6 +114,9 @@ type Tunnels interface {
 	Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (OutgoingTunnel, error)
 	// Active reports whether an incoming migration has an open connection.
 	Active(migration string) bool
+	// Revoke sets the least generations of hosts' certificates that are valid, by the hosts' uids, and ends connections of
+	// hosts that showed earlier ones.
+	Revoke(least map[string]uint32)
 }
 
 // Expected is an incoming migration that is expected.

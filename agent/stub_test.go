@@ -533,6 +533,8 @@ func (s stubTunnels) Drop(migration string) {
 	s.o.say("drop " + migration)
 }
 
+func (s stubTunnels) Revoke(map[string]uint32) {}
+
 func (s stubTunnels) Active(migration string) bool {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()

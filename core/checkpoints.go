@@ -151,7 +151,7 @@ func (p *pass) checkpoints() {
 		c := p.Objects.Checkpoints[name]
 		of := originOf(p.Objects, c)
 		switch {
-		case checkpoint.Ended(c.State) && (of == nil || of.GetMeta().Deleting != nil || c.Meta.Deleting != nil && !p.needed(c)):
+		case checkpoint.Ended(c.State) && (of == nil || of.GetMeta().Deleting != nil || c.Meta.Deleting != nil && !p.needed(c) && !p.putsOff(c, of)):
 			p.deleteCheckpoint(c)
 		case checkpoint.Ended(c.State):
 			p.keepCopies(c)
@@ -268,7 +268,8 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	}
 	if c.Volume != nil {
 		o.Volume = p.volumeObserved(c)
-		o.Unwanted = o.Unwanted || p.volumeRestoredFrom(p.Volumes[c.Volume.Guest]) != nil
+		v := p.Volumes[c.Volume.Guest]
+		o.Unwanted = o.Unwanted || p.volumeRestoredFrom(v) != nil || !pending && p.outdated(v) != ""
 		o.Turn = o.Turn && !busy[c.Volume.Host]
 	}
 	return o
@@ -504,7 +505,7 @@ func (p *pass) planned() {
 		cluster := p.Clusters[name]
 		p.plannedOf(cluster, func() bool {
 			guests := p.index.guestsOf(name)
-			return allReady(cluster, p.status(cluster, guests)) && !slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Stopped })
+			return allReady(cluster, p.status(cluster, guests)) && p.outdated(p.Volumes[cluster.Spec.GetVolume()]) == "" && !slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Stopped })
 		})
 	}
 	for _, name := range sortedKeys(p.Volumes) {
@@ -516,8 +517,56 @@ func (p *pass) planned() {
 	}
 }
 
-// retryPlanned is the pause before a plan makes another checkpoint after one that failed or was cancelled.
+// retryPlanned is the pause before a plan makes another checkpoint after one that failed or was cancelled. It doubles with each
+// further failure: the guests stand still at each attempt.
 const retryPlanned = 5 * time.Minute
+
+// nextPlanned returns when the next checkpoint of a plan is due.
+func (p *pass) nextPlanned(of origin, every time.Duration) time.Time {
+	done, failed, failures := of.GetMeta().Created.AsTime(), time.Time{}, []time.Time(nil)
+	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
+		if now := p.working.Checkpoints[c.Meta.Name]; now != nil { // it may have ended in this pass
+			c = now
+		}
+		switch ended := c.Ended.AsTime(); {
+		case c.Ended == nil || ended.After(p.Now): // the clock may have been set back since
+		case !unsuccessful(c):
+			done = later(done, ended)
+		default:
+			failures, failed = append(failures, ended), later(failed, ended)
+		}
+	}
+	failures = slices.DeleteFunc(failures, func(ended time.Time) bool { return ended.Before(done) })
+	pause := every
+	if n := len(failures); n < keepFailed { // more are not kept
+		pause = min(every, retryPlanned<<max(n-1, 0))
+	}
+	return later(done.Add(every), failed.Add(pause))
+}
+
+// putsOff reports whether a checkpoint that a person has cancelled keeps its plan from beginning another one at once. Its record
+// stays until then.
+func (p *pass) putsOff(c *v1.Checkpoint, of origin) bool {
+	every := time.Duration(of.GetCheckpoints().GetEverySeconds()) * time.Second
+	until := c.Ended.AsTime().Add(min(every, retryPlanned))
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_CANCELLED || !p.Now.Before(until) || c.Ended.AsTime().After(p.Now) {
+		return false
+	}
+	p.again = earlier(p.again, until)
+	return true
+}
+
+// unsuccessful reports whether a checkpoint failed or was cancelled.
+func unsuccessful(c *v1.Checkpoint) bool {
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED || c.State == v1.CheckpointState_CHECKPOINT_STATE_CANCELLED
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
 
 // plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now and ready returns true.
 func (p *pass) plannedOf(of origin, ready func() bool) {
@@ -525,19 +574,7 @@ func (p *pass) plannedOf(of origin, ready func() bool) {
 	if every == 0 || of.GetMeta().Deleting != nil || restoring(of) || p.full() || p.unfinishedCheckpoint(of) != nil {
 		return
 	}
-	due := of.GetMeta().Created.AsTime().Add(every)
-	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
-		if now := p.working.Checkpoints[c.Meta.Name]; now != nil { // it may have ended in this pass
-			c = now
-		}
-		pause := every
-		if c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED || c.State == v1.CheckpointState_CHECKPOINT_STATE_CANCELLED {
-			pause = min(every, retryPlanned)
-		}
-		if ended := c.Ended.AsTime(); ended.Add(pause).After(due) && !ended.After(p.Now) { // the clock may have been set back since
-			due = ended.Add(pause)
-		}
-	}
+	due := p.nextPlanned(of, every)
 	if p.Now.Before(due) {
 		p.again = earlier(p.again, due)
 		return

@@ -139,20 +139,50 @@ func TestCheckpointsAreMadeAsPlanned(t *testing.T) {
 	}
 }
 
-// A checkpoint that failed is made again soon, and not only when the next one is due.
+// A checkpoint that failed is made again soon, and not only when the next one is due; but not again and again.
 func TestAPlannedCheckpointThatFailedIsMadeAgainSoon(t *testing.T) {
+	failed := func(c *v1.Checkpoint) { c.State, c.Members = v1.CheckpointState_CHECKPOINT_STATE_FAILED, nil }
+	for failures, pause := range []time.Duration{1: 5 * time.Minute, 2: 10 * time.Minute, 3: time.Hour} {
+		if failures == 0 {
+			continue
+		}
+		h := newHousehold(t, "", 2)
+		h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 3600}
+		h.objects.Clusters["md"].Meta.Created = timestamppb.New(h.now.Add(-9 * time.Hour))
+		h.saved("md-c1", 8*time.Hour, failed)
+		h.saved("md-c2", 7*time.Hour)
+		for n := range failures {
+			h.saved(fmt.Sprintf("md-c%d", 3+n), time.Duration(failures-1-n)*time.Minute, failed)
+		}
+		next := fmt.Sprintf("md-c%d", 3+failures)
+		if h.pass(pause - time.Second); h.objects.Checkpoints[next] != nil {
+			t.Errorf("after %d failures, another is made before %v", failures, pause)
+		}
+		if h.pass(2 * time.Second); h.objects.Checkpoints[next] == nil {
+			t.Errorf("after %d failures, there are %v after %v", failures, sortedKeys(h.objects.Checkpoints), pause)
+		}
+	}
+}
+
+// A person cancels a planned checkpoint. Its plan does not begin another one at once.
+func TestAPlannedCheckpointThatWasCancelledIsNotMadeAgainAtOnce(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 3600}
 	h.objects.Clusters["md"].Meta.Created = timestamppb.New(h.now.Add(-2 * time.Hour))
-	h.saved("md-c1", 70*time.Minute)
-	h.saved("md-c2", 0, func(c *v1.Checkpoint) { c.State, c.Members = v1.CheckpointState_CHECKPOINT_STATE_FAILED, nil })
-	h.pass(retryPlanned - time.Second)
-	if len(h.objects.Checkpoints) != 2 {
-		t.Errorf("there are %v before the pause is over", sortedKeys(h.objects.Checkpoints))
+	h.pass(time.Second)
+	change, err := h.admission().DeleteCheckpoint("md-c1")
+	if err != nil {
+		t.Fatal(err)
 	}
-	h.pass(2 * time.Second)
-	if h.objects.Checkpoints["md-c3"] == nil {
-		t.Errorf("afterwards there are %v", sortedKeys(h.objects.Checkpoints))
+	h.objects = h.objects.Apply(change)
+	h.pass(time.Second)
+	h.pass(time.Minute)
+	if left := sortedKeys(h.objects.Checkpoints); !slices.Equal(left, []string{"md-c1"}) {
+		t.Errorf("after a minute there are %v", left)
+	}
+	h.pass(retryPlanned)
+	if left := sortedKeys(h.objects.Checkpoints); slices.Contains(left, "md-c1") || len(left) != 1 {
+		t.Errorf("after the pause there are %v", left)
 	}
 }
 

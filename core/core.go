@@ -290,6 +290,7 @@ type pass struct {
 	between   map[string][]*v1.Relayed          // the pairs between which a host relays, by port
 	pairs     []hostPair                        // hosts that may need a relay, or have one
 	out       *[]string                         // keys of the hosts that were cut off, sorted; nil: not collected yet
+	void      *[]*v1.RevokedHost                // hosts of which certificates were revoked, by uid; nil: not collected yet
 	keys      map[string]string                 // the hosts of WireGuard keys; nil: not collected yet
 }
 

@@ -261,6 +261,9 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	if before.GetInfo() != now.GetInfo() {
 		x.markPeers(name)
 	}
+	if before.GetGeneration() != now.GetGeneration() {
+		x.everything = true // all hosts are told
+	}
 	if cutOff(before) != cutOff(now) {
 		x.everything = true // all hosts get its key
 		for g := range x.onHost[name] {

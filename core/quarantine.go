@@ -4,6 +4,7 @@ package core
 // it, as if it were out of reach.
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -117,4 +118,19 @@ func (p *pass) expelled() []string {
 		p.out = &keys
 	}
 	return *p.out
+}
+
+// revoked returns the hosts of which certificates were revoked, by uid. There are few: a host's generation is 0 until then.
+func (p *pass) revoked() []*v1.RevokedHost {
+	if p.void == nil {
+		var list []*v1.RevokedHost
+		for _, h := range p.Hosts {
+			if h.Generation > 0 {
+				list = append(list, &v1.RevokedHost{Uid: h.Meta.Uid, Generation: h.Generation})
+			}
+		}
+		slices.SortFunc(list, func(a, b *v1.RevokedHost) int { return cmp.Compare(a.Uid, b.Uid) })
+		p.void = &list
+	}
+	return *p.void
 }

@@ -53,6 +53,20 @@ func TestAQuarantinedHostIsCutOffWhenItsGuestsHaveLeft(t *testing.T) {
 	}
 }
 
+// All hosts learn which certificates of a host were revoked.
+func TestHostsLearnWhichCertificatesAreRevoked(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	if w := h.pass(time.Second)["b1"]; len(w.Revoked) > 0 {
+		t.Errorf("b1 refuses certificates of %v", w.Revoked)
+	}
+	h.change("a1", func(a1 *v1.Host) { a1.Generation = 7 })
+	for host, w := range h.pass(time.Second) {
+		if len(w.Revoked) != 1 || w.Revoked[0].Uid != "uid-a1" || w.Revoked[0].Generation != 7 {
+			t.Errorf("%s refuses certificates of %v", host, w.Revoked)
+		}
+	}
+}
+
 // A host that is cut off may know the certificates of all guests. The undo of a quarantine keeps them revoked.
 func TestGuestsGetNewCertificatesWhenAHostIsCutOff(t *testing.T) {
 	h := newHousehold(t, "", 1)

@@ -224,10 +224,11 @@ func (p *pass) holdsHandOver(v *v1.Volume) string {
 	return ""
 }
 
-// heldByVolume reports whether the hand-over of a guest's volume keeps the guest from beginning to move.
+// heldByVolume reports whether a guest's volume keeps the guest from beginning to move: it is handed over, or QEMU at the target
+// could not open the disk.
 func (p *pass) heldByVolume(g *v1.Guest) bool {
 	v := volumeOf(p.Objects, g)
-	return v != nil && handsOver(p.working.Volumes[v.Meta.Name])
+	return v != nil && (handsOver(p.working.Volumes[v.Meta.Name]) || p.outdated(v) != "")
 }
 
 // takeVolumeBack lets a volume's host serve a disk again that it has given up in a move that did not end with the volume on
@@ -349,10 +350,15 @@ func (p *pass) receiveOrder(v *v1.Volume) *v1.VolumeWanted {
 // served. The volume's disk is on another host, or this host has adopted another copy.
 func (p *pass) dropCopies(host string, list []*v1.VolumeWanted) []*v1.VolumeWanted {
 	report, _, _ := p.Observed(host)
+	waits := map[string]bool{}
+	for v := range p.index.volumesAt[host] {
+		waits[v.Meta.Uid] = p.outdated(v) != ""
+	}
 	for _, o := range report.GetVolumeCopies() {
 		i := slices.IndexFunc(list, func(w *v1.VolumeWanted) bool { return w.Uid == o.Uid })
 		switch {
 		case o.Copy == "": // it could not be made
+		case waits[o.Uid]: // the store may not know what the copy is for
 		case i < 0:
 			list = append(list, &v1.VolumeWanted{Uid: o.Uid, Drop: o.Copy})
 		case list[i].Receive.GetMove() != o.Move && list[i].Adopt.GetCopy() != o.Copy:

@@ -32,15 +32,9 @@ func (p *pass) volumes() {
 		d, is := p.later[v.Meta.Uid]
 		switch {
 		case p.changed(v):
-		case is && p.Objects.Held():
-		case is && p.current(d.host):
+		case is && !p.Objects.Held() && p.current(d.host):
 			p.recordLatest(v, d.host, d.seen)
 		case is:
-			if why := "waits: " + p.outdated(v); v.Message != why {
-				update := proto.CloneOf(v)
-				update.Message = why
-				p.propose("volume/"+name, Change{Ops: []Op{{Update, update}}})
-			}
 		default:
 			p.volume(v, users[name])
 		}
@@ -57,7 +51,7 @@ type laterDisk struct {
 }
 
 // seeLater sees which volumes have a later disk than the store knows. The orders about these volumes are made again, and about those
-// that had one before.
+// that had one before. It tells of a volume that has to wait.
 func (p *pass) seeLater() {
 	before := p.later
 	p.later = nil
@@ -69,22 +63,29 @@ func (p *pass) seeLater() {
 	}
 	for _, v := range p.Objects.Volumes {
 		_, was := before[v.Meta.Uid]
-		if _, is := p.later[v.Meta.Uid]; was || is {
+		d, is := p.later[v.Meta.Uid]
+		if was || is {
 			for _, host := range volumeHosts(v) {
 				p.index.hosts[host] = true
 			}
 		}
+		if is && !was && !p.Objects.Held() && !p.current(d.host) {
+			var c Change
+			c.write(Expect, v)
+			c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "waits: %s", p.outdated(v))
+			p.propose("later disk of "+v.Meta.Name, c)
+		}
 	}
 }
 
-// outdated says that the store does not know a volume's latest disk. Until it does, nobody may use the volume: what is written to an
-// earlier disk would be lost. Empty: so far as connected hosts report, the store knows it.
+// outdated says that the store does not know a volume's latest disk. Until it does, no earlier disk may be used: what is written to
+// it would be lost. Empty: so far as connected hosts report, the store knows the latest one.
 func (p *pass) outdated(v *v1.Volume) string {
 	d, is := p.later[v.GetMeta().GetUid()]
 	if !is {
 		return ""
 	}
-	return fmt.Sprintf("host %s has a later disk of it than the manager's state, an older copy, knows; that host has not taken its orders yet", d.host)
+	return fmt.Sprintf("host %s has a later disk of it than the manager's state, an older copy, knows, and has not taken its orders yet; if it cannot, see `watari host show %[1]s`, or cut it off (`watari host quarantine %[1]s`)", d.host)
 }
 
 // laterDisks returns the latest disks of those volumes of which a connected host has a later disk than the store knows, by uid.
@@ -158,7 +159,7 @@ func (p *pass) sealed(host string, o *v1.VolumeObserved) bool {
 func (p *pass) recordLatest(v *v1.Volume, host string, seen *v1.VolumeObserved) {
 	generation := seen.GetFacts().GetGeneration()
 	update := proto.CloneOf(v)
-	update.Host, update.Generation, update.DiskGeneration, update.Message = host, generation, generation, ""
+	update.Host, update.Generation, update.DiskGeneration = host, generation, generation
 	var c Change
 	why := fmt.Sprintf("an older copy of the manager's state was put back, and host %s has a later disk of volume %s", host, v.Meta.Name)
 	cluster := p.Clusters[v.Cluster]
@@ -596,7 +597,8 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
-		if p.outdated(v) != "" {
+		outdated := p.outdated(v) != ""
+		if outdated && p.later[v.Meta.Uid].host != v.Host {
 			continue
 		}
 		if v.Host != host {
@@ -605,19 +607,23 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 			}
 			continue
 		}
-		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil,
+		w := &v1.VolumeWanted{Uid: v.Meta.Uid, Discard: v.Meta.Deleting != nil && !outdated,
 			// If an older copy of the store was put back, the volume may have moved since it was made here.
-			Make:  unmade(v) && p.complete() && p.diskElsewhere(v) == nil,
+			Make:  unmade(v) && p.complete() && p.diskElsewhere(v) == nil && !outdated,
 			Facts: &v1.VolumeFacts{Name: v.Meta.Name, Owner: v.Meta.Owner, OwnerUid: v.Meta.OwnerUid, SizeBytes: v.SizeBytes, Generation: v.Generation}}
 		if p.Seal != nil {
 			w.Facts.Seal = p.Seal(host, w.Uid, w.Facts)
 		}
-		if from := p.volumeRestoredFrom(v); from != nil {
+		switch from := p.volumeRestoredFrom(v); {
+		case outdated: // this host has the latest disk, and serves it
+		case from != nil:
 			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
-		} else if p.abandoned(v) && !w.Discard {
+			p.moveOrders(w, v)
+		case p.abandoned(v) && !w.Discard:
 			continue // the host would serve a disk that is out of date
+		default:
+			p.moveOrders(w, v)
 		}
-		p.moveOrders(w, v)
 		for g := range p.index.ofCluster[v.Cluster] {
 			if volumeOf(p.Objects, g) != v || g.Host == "" {
 				continue

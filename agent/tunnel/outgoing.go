@@ -285,7 +285,7 @@ func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Client(raw, t.config.TLS)
 	if err = conn.HandshakeContext(dialCtx); err == nil {
-		err = answers(conn, to)
+		err = t.answers(conn, to)
 	}
 	if err != nil {
 		raw.Close()
@@ -295,15 +295,17 @@ func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout
 }
 
 // answers checks that the other end of a connection is the host to.
-func answers(conn *tls.Conn, to Peer) error {
-	id, err := ca.IdentityOf(conn.ConnectionState().PeerCertificates[0])
+func (t *Tunnels) answers(conn *tls.Conn, to Peer) error {
+	id, err := identify(conn)
 	if err != nil {
 		return err
 	}
 	if !isHost(id, to.Name, to.UID) {
 		return fmt.Errorf("%s answers there", id)
 	}
-	return nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.revoked(id)
 }
 
 // isHost reports whether an identity is the host's. It compares uids, too: a removed host keeps its certificate, and

@@ -108,6 +108,8 @@ type Tunnels struct {
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
+	least    map[string]uint32            // Revoke
+	accepted map[net.Conn]ca.Identity     // incoming connections
 	shut     map[string]time.Time         // since when a host was reached only inside WireGuard, by its address
 
 	sent, received atomic.Uint64 // bytes of migrations
@@ -122,7 +124,7 @@ func New(config Config) *Tunnels {
 	if err := os.RemoveAll(filepath.Join(config.RunDir, tunnelDir)); err != nil {
 		config.Log.Warn("sockets of earlier tunnels are left", "error", err)
 	}
-	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shut: map[string]time.Time{}}
+	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, accepted: map[net.Conn]ca.Identity{}, shut: map[string]time.Time{}}
 }
 
 // Expect admits a migration until the returned function is called. Admitted connections continue.
@@ -192,7 +194,21 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		return
 	}
-	id, text, socket, err := openedBy(conn)
+	id, err := identify(conn)
+	var done func()
+	if err == nil {
+		done, err = t.accept(raw, id)
+	}
+	if err != nil {
+		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
+		answer(conn, err)
+		return
+	}
+	defer done()
+	text, socket, err := readHeader(conn)
+	if err != nil {
+		err = fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
+	}
 	if err == nil && socket == blob {
 		t.serveBlob(ctx, conn, id, text)
 		return
@@ -323,21 +339,6 @@ func (t *Tunnels) count(e Expected, conn net.Conn, by int) {
 	if e.Changed != nil {
 		e.Changed()
 	}
-}
-
-// openedBy returns the identity of the other host, and reads the connection's header.
-func openedBy(conn *tls.Conn) (id ca.Identity, text string, socket Socket, err error) {
-	certs := conn.ConnectionState().PeerCertificates
-	if len(certs) == 0 {
-		return id, "", 0, errors.New("the other end showed no certificate")
-	}
-	if id, err = ca.IdentityOf(certs[0]); err != nil {
-		return id, "", 0, err
-	}
-	if text, socket, err = readHeader(conn); err != nil {
-		return id, "", 0, fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
-	}
-	return id, text, socket, nil
 }
 
 // admit returns the expected migration of a connection, or an error if the connection must be refused.

@@ -27,7 +27,7 @@ type host struct {
 
 func newHost(t *testing.T, authority *ca.Authority, name string) *host {
 	t.Helper()
-	pair, err := authority.IssueClient(ca.Identity{Kind: ca.KindHost, Name: name, UID: "uid-of-" + name, Generation: 3}) // hosts compare uids alone
+	pair, err := authority.IssueClient(ca.Identity{Kind: ca.KindHost, Name: name, UID: "uid-of-" + name, Generation: 3})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2274,8 +2274,10 @@ type HostWanted struct {
 	Dropped        *Dropped            `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	Checkpoints    []*CheckpointWanted `protobuf:"bytes,15,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	Volumes        []*VolumeWanted     `protobuf:"bytes,16,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// revoked: the hosts of which certificates were revoked, by uid. The host accepts no earlier certificates of them.
+	Revoked       []*RevokedHost `protobuf:"bytes,17,rep,name=revoked,proto3" json:"revoked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostWanted) Reset() {
@@ -2420,6 +2422,66 @@ func (x *HostWanted) GetVolumes() []*VolumeWanted {
 	return nil
 }
 
+func (x *HostWanted) GetRevoked() []*RevokedHost {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+// RevokedHost says which certificates of a host are still valid.
+type RevokedHost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Generation    uint32                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // the least that is valid
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokedHost) Reset() {
+	*x = RevokedHost{}
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokedHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokedHost) ProtoMessage() {}
+
+func (x *RevokedHost) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokedHost.ProtoReflect.Descriptor instead.
+func (*RevokedHost) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *RevokedHost) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *RevokedHost) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 // Dropped names the elements of HostWanted's lists that a change removes.
 type Dropped struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2438,7 +2500,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2512,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2525,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -2566,7 +2628,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2640,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[27]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2653,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2759,7 +2821,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2833,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[28]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2846,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2814,7 +2876,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +2888,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[29]
+	mi := &file_watari_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +2901,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2884,7 +2946,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +2958,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[30]
+	mi := &file_watari_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +2971,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2984,7 +3046,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3058,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[31]
+	mi := &file_watari_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3071,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -3185,7 +3247,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3197,7 +3259,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[32]
+	mi := &file_watari_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3210,7 +3272,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -3253,7 +3315,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[33]
+	mi := &file_watari_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3327,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[33]
+	mi := &file_watari_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3340,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -3304,7 +3366,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[34]
+	mi := &file_watari_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3316,7 +3378,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[34]
+	mi := &file_watari_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3391,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -3348,7 +3410,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[35]
+	mi := &file_watari_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3360,7 +3422,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[35]
+	mi := &file_watari_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3373,7 +3435,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -3556,7 +3618,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x93\x05\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xc5\x05\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -3578,7 +3640,13 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0fbase_generation\x18\r \x01(\x04R\x0ebaseGeneration\x12,\n" +
 	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\x12=\n" +
 	"\vcheckpoints\x18\x0f \x03(\v2\x1b.watari.v1.CheckpointWantedR\vcheckpoints\x121\n" +
-	"\avolumes\x18\x10 \x03(\v2\x17.watari.v1.VolumeWantedR\avolumes\"\xf3\x01\n" +
+	"\avolumes\x18\x10 \x03(\v2\x17.watari.v1.VolumeWantedR\avolumes\x120\n" +
+	"\arevoked\x18\x11 \x03(\v2\x16.watari.v1.RevokedHostR\arevoked\"?\n" +
+	"\vRevokedHost\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\rR\n" +
+	"generation\"\xf3\x01\n" +
 	"\aDropped\x12\x16\n" +
 	"\x06guests\x18\x01 \x03(\tR\x06guests\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x14\n" +
@@ -3726,7 +3794,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
@@ -3759,69 +3827,70 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*BlobShare)(nil),            // 28: watari.v1.BlobShare
 	(*TemplateShare)(nil),        // 29: watari.v1.TemplateShare
 	(*HostWanted)(nil),           // 30: watari.v1.HostWanted
-	(*Dropped)(nil),              // 31: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 32: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 33: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 34: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 35: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 36: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 37: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 38: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 39: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 40: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 41: watari.v1.GuestShape
-	(*Image)(nil),                // 42: watari.v1.Image
-	(*Identity)(nil),             // 43: watari.v1.Identity
-	(*Platform)(nil),             // 44: watari.v1.Platform
-	(*GuestFacts)(nil),           // 45: watari.v1.GuestFacts
-	(*VolumeFacts)(nil),          // 46: watari.v1.VolumeFacts
-	(*CheckpointFile)(nil),       // 47: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 48: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 49: watari.v1.Peer
-	(*Blob)(nil),                 // 50: watari.v1.Blob
-	(*Stamp)(nil),                // 51: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 52: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 53: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 54: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 55: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 56: watari.v1.CheckpointObserved
-	(*VolumeObserved)(nil),       // 57: watari.v1.VolumeObserved
-	(*VolumeCopyObserved)(nil),   // 58: watari.v1.VolumeCopyObserved
-	(*KeptConsole)(nil),          // 59: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 60: watari.v1.HostSample
+	(*RevokedHost)(nil),          // 31: watari.v1.RevokedHost
+	(*Dropped)(nil),              // 32: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 33: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 34: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 35: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 36: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 37: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 38: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 39: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 40: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 41: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 42: watari.v1.GuestShape
+	(*Image)(nil),                // 43: watari.v1.Image
+	(*Identity)(nil),             // 44: watari.v1.Identity
+	(*Platform)(nil),             // 45: watari.v1.Platform
+	(*GuestFacts)(nil),           // 46: watari.v1.GuestFacts
+	(*VolumeFacts)(nil),          // 47: watari.v1.VolumeFacts
+	(*CheckpointFile)(nil),       // 48: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 49: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 50: watari.v1.Peer
+	(*Blob)(nil),                 // 51: watari.v1.Blob
+	(*Stamp)(nil),                // 52: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 53: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 54: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 55: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 56: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 57: watari.v1.CheckpointObserved
+	(*VolumeObserved)(nil),       // 58: watari.v1.VolumeObserved
+	(*VolumeCopyObserved)(nil),   // 59: watari.v1.VolumeCopyObserved
+	(*KeptConsole)(nil),          // 60: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 61: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
 	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	41, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	42, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	43, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	42, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	43, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	44, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	44, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	45, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	45, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	46, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
 	16, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
 	12, // 10: watari.v1.GuestWanted.volume:type_name -> watari.v1.VolumeSource
 	27, // 11: watari.v1.VolumeSource.host:type_name -> watari.v1.BlobPeer
-	46, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
+	47, // 12: watari.v1.VolumeWanted.facts:type_name -> watari.v1.VolumeFacts
 	27, // 13: watari.v1.VolumeWanted.readers:type_name -> watari.v1.BlobPeer
 	16, // 14: watari.v1.VolumeWanted.restore:type_name -> watari.v1.RestoreOrder
 	15, // 15: watari.v1.VolumeWanted.send:type_name -> watari.v1.VolumeTransfer
 	15, // 16: watari.v1.VolumeWanted.receive:type_name -> watari.v1.VolumeTransfer
 	14, // 17: watari.v1.VolumeWanted.adopt:type_name -> watari.v1.VolumeAdoption
 	27, // 18: watari.v1.VolumeTransfer.host:type_name -> watari.v1.BlobPeer
-	47, // 19: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	48, // 19: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
 	17, // 20: watari.v1.RestoreOrder.bases:type_name -> watari.v1.BaseFile
-	47, // 21: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
-	48, // 22: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	47, // 23: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	48, // 21: watari.v1.BaseFile.file:type_name -> watari.v1.CheckpointFile
+	49, // 22: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	48, // 23: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
 	19, // 24: watari.v1.CheckpointWanted.trial:type_name -> watari.v1.TrialOrder
-	41, // 25: watari.v1.TrialOrder.shape:type_name -> watari.v1.GuestShape
-	42, // 26: watari.v1.TrialOrder.image:type_name -> watari.v1.Image
-	44, // 27: watari.v1.TrialOrder.platform:type_name -> watari.v1.Platform
+	42, // 25: watari.v1.TrialOrder.shape:type_name -> watari.v1.GuestShape
+	43, // 26: watari.v1.TrialOrder.image:type_name -> watari.v1.Image
+	45, // 27: watari.v1.TrialOrder.platform:type_name -> watari.v1.Platform
 	16, // 28: watari.v1.TrialOrder.restore:type_name -> watari.v1.RestoreOrder
 	1,  // 29: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	49, // 30: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	50, // 30: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
 	20, // 31: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
 	21, // 32: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
 	25, // 33: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
@@ -3830,49 +3899,50 @@ var file_watari_v1_agent_proto_depIdxs = []int32{
 	27, // 36: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
 	27, // 37: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
 	2,  // 38: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	50, // 39: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	51, // 39: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
 	11, // 40: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
 	26, // 41: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	42, // 42: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	43, // 42: watari.v1.HostWanted.images:type_name -> watari.v1.Image
 	28, // 43: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
 	29, // 44: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	51, // 45: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	31, // 46: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	52, // 45: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	32, // 46: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
 	18, // 47: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
 	13, // 48: watari.v1.HostWanted.volumes:type_name -> watari.v1.VolumeWanted
-	3,  // 49: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	52, // 50: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	53, // 51: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	45, // 52: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 53: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	50, // 54: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	54, // 55: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	55, // 56: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	32, // 57: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	34, // 58: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	35, // 59: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	51, // 60: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	33, // 61: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	56, // 62: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	57, // 63: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
-	24, // 64: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	58, // 65: watari.v1.HostObserved.volume_copies:type_name -> watari.v1.VolumeCopyObserved
-	59, // 66: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	30, // 67: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	37, // 68: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	8,  // 69: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	39, // 70: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	5,  // 71: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
-	36, // 72: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	38, // 73: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	60, // 74: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	40, // 75: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	7,  // 76: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
-	72, // [72:77] is the sub-list for method output_type
-	67, // [67:72] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	31, // 49: watari.v1.HostWanted.revoked:type_name -> watari.v1.RevokedHost
+	3,  // 50: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	53, // 51: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	54, // 52: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	46, // 53: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 54: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	51, // 55: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	55, // 56: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	56, // 57: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	33, // 58: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	35, // 59: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	36, // 60: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	52, // 61: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	34, // 62: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	57, // 63: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	58, // 64: watari.v1.HostObserved.volumes:type_name -> watari.v1.VolumeObserved
+	24, // 65: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	59, // 66: watari.v1.HostObserved.volume_copies:type_name -> watari.v1.VolumeCopyObserved
+	60, // 67: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	30, // 68: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	38, // 69: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 70: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	40, // 71: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 72: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	37, // 73: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	39, // 74: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	61, // 75: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	41, // 76: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 77: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	73, // [73:78] is the sub-list for method output_type
+	68, // [68:73] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3888,7 +3958,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

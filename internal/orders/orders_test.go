@@ -14,8 +14,8 @@ import (
 
 // someOrders returns random orders, with the lists ordered by their keys as the core makes them.
 func someOrders(rng *rand.Rand, generation uint64) *v1.HostWanted {
-	w := &v1.HostWanted{Term: 3, Generation: generation, BootId: "boot", Sharing: rng.IntN(2) == 0, Protocol: protocol.Version,
-		Stamp: &v1.Stamp{Term: 3, Revision: int64(generation)}, Network: &v1.NetworkWanted{Generation: generation, Mtu: 1400}}
+	w := &v1.HostWanted{Term: 3, Generation: generation, BootId: "boot", Sharing: rng.IntN(2) == 0, Protocol: protocol.Version, TrustGroup: fmt.Sprint(rng.IntN(2)),
+		Stamp: &v1.Stamp{Term: 3, Revision: int64(generation)}, Network: &v1.NetworkWanted{Generation: generation, Mtu: 1400, GuardedLan: rng.IntN(2) == 0}}
 	for i := range 6 {
 		key, value := fmt.Sprint("k", i), fmt.Sprint(rng.IntN(2))
 		if rng.IntN(3) > 0 {
@@ -31,8 +31,32 @@ func someOrders(rng *rand.Rand, generation uint64) *v1.HostWanted {
 			w.Templates = append(w.Templates, &v1.TemplateShare{Key: key, Reason: value})
 			w.Network.Clusters = append(w.Network.Clusters, &v1.ClusterNetwork{Name: key, Prefix: value})
 		}
+		if rng.IntN(3) > 0 {
+			w.Checkpoints = append(w.Checkpoints, &v1.CheckpointWanted{CheckpointId: key, GuestUid: value})
+			w.Volumes = append(w.Volumes, &v1.VolumeWanted{Uid: key, Drop: value})
+			w.Revoked = append(w.Revoked, &v1.RevokedHost{Uid: key})
+			w.Network.Relayed = append(w.Network.Relayed, &v1.Relayed{})
+			w.Network.Probes = append(w.Network.Probes, &v1.Probe{})
+			w.Network.Expelled = append(w.Network.Expelled, key)
+		}
 	}
 	return w
+}
+
+// A field that someOrders never sets is not tested.
+func TestAllFieldsAreTested(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	all := someOrders(rng, 7)
+	for range 100 {
+		proto.Merge(all, someOrders(rng, 7))
+	}
+	for _, m := range []protoreflect.Message{all.ProtoReflect(), all.Network.ProtoReflect()} {
+		for i := range m.Descriptor().Fields().Len() {
+			if f := m.Descriptor().Fields().Get(i); !m.Has(f) && f.Name() != "base_generation" && f.Name() != "dropped" {
+				t.Errorf("%s is never set", f.FullName())
+			}
+		}
+	}
 }
 
 func TestAChangeMeansTheOrdersItWasMadeFrom(t *testing.T) {
