@@ -47,7 +47,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Templates = a.templates.report()
 	o.Checkpoints = a.checkpoints.report()
 	o.Volumes, o.KeepsVolumes = a.volumes.report(), a.volumes.able
-	o.VolumeCopies, o.MovesVolumes = a.volumes.reportCopies(), a.volumes.able
+	o.VolumeCopies, o.MovesVolumes, o.TriesVolumes = a.volumes.reportCopies(), a.volumes.able, true
 	a.logProblems(o.Problems)
 	return o, changed
 }

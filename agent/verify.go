@@ -124,7 +124,7 @@ func (k *checkpointKeeper) try(ctx context.Context, key fileKey, guest string, t
 		plain := k.path(key) + ".trial"
 		spec := domain.Spec{UID: uid, Name: domain.TemplatePrefix + uid[:8], VCPUs: trial.Shape.Vcpus, MemoryBytes: trial.Shape.MemoryBytes,
 			Kernel: files.Kernel, Initrd: files.Initrd, Root: files.Root, RootType: trial.Image.RootType, KernelArgs: trial.Image.KernelArgs, Tap: tap,
-			Channel: a.channelSocket(uid), Console: filepath.Join(a.guestRunDir(uid), "console.log"), ImageDigest: trial.Image.Digest, Platform: trial.Platform}
+			Channel: a.channelSocket(uid), Console: filepath.Join(a.guestRunDir(uid), "console.log"), ImageDigest: trial.Image.Digest, Platform: trial.Platform, EmptyVolume: trial.VolumeBytes}
 		return k.withState(ctx, trial.Restore, key.guest, plain, func() error { return a.config.Saver.Restore(ctx, spec, plain) })
 	})
 }

@@ -27,6 +27,7 @@ type household struct {
 	away    map[string]bool // hosts that are out of reach
 	out     time.Duration   // how long they have been out of reach
 	behind  map[string]bool // hosts that have not taken their last orders
+	older   bool            // the agents are of an older version
 	leases  map[string]LeaseSeen
 	sharing bool                                // hosts can fetch files from each other
 	volumes map[string][]*v1.VolumeObserved     // by host
@@ -98,7 +99,7 @@ func (h *household) reports() Captured {
 		report := &v1.HostObserved{Info: host.Info, Sharing: h.sharing}
 		if h.volumes != nil {
 			report.Volumes, report.KeepsVolumes, report.Load = h.volumes[name], true, &v1.HostLoad{DiskAvailableBytes: 10 << 30}
-			report.VolumeCopies, report.MovesVolumes = h.copies[name], true
+			report.VolumeCopies, report.MovesVolumes, report.TriesVolumes = h.copies[name], true, !h.older
 			report.Term, report.Generation = h.core.Term, 1<<40
 			if h.behind[name] {
 				report.Generation = 0

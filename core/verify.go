@@ -146,7 +146,7 @@ func (p *pass) verified(change *Change, of origin, now *v1.Checkpoint, state v1.
 	change.write(Update, of)
 }
 
-// trialHost chooses a guest without a volume, and a host that has the guest's files, room, and platform. If there is none,
+// trialHost chooses a guest, and a host that has the guest's files, room, and platform. If there is none,
 // it says why.
 func (p *pass) trialHost(c *v1.Checkpoint) (guest *v1.CheckpointMember, host, why string) {
 	if len(c.Members) == 0 {
@@ -155,14 +155,14 @@ func (p *pass) trialHost(c *v1.Checkpoint) (guest *v1.CheckpointMember, host, wh
 	free := newRoom(p.Objects, p, p.index.moves)
 	for _, m := range c.Members {
 		g := p.Guests[m.Guest]
-		if c.Volume != nil && m.Index == 0 || g == nil || g.Meta.Uid != m.GuestUid {
+		if g == nil || g.Meta.Uid != m.GuestUid {
 			continue
 		}
 		chain, _ := p.chain(c, m)
 		for _, name := range m.File.GetHosts() {
 			i, is := free.at[name]
 			lacks := slices.ContainsFunc(chain, func(f chainFile) bool { return !slices.Contains(f.member.File.GetHosts(), name) })
-			if !is || lacks {
+			if report, _, _ := p.Observed(name); !is || lacks || hasVolume(c, m) && !report.GetTriesVolumes() {
 				continue
 			}
 			h := free.hosts[i]
@@ -208,5 +208,12 @@ func (p *pass) trialOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host string)
 	}
 	order := p.orderToRestore(p.Clusters[c.Cluster], c, m)
 	order.Id = v.Id
-	return &v1.TrialOrder{Verification: v.Id, Shape: g.Shape, Image: p.image(g.ImageDigest), Platform: cmp.Or(m.Platform, g.Platform), Restore: order}
+	trial := &v1.TrialOrder{Verification: v.Id, Shape: g.Shape, Image: p.image(g.ImageDigest), Platform: cmp.Or(m.Platform, g.Platform), Restore: order}
+	if hasVolume(c, m) {
+		trial.VolumeBytes = p.Volumes[c.Volume.Guest].GetSizeBytes()
+	}
+	return trial
 }
+
+// hasVolume reports whether a guest had its cluster's volume when a checkpoint was made.
+func hasVolume(c *v1.Checkpoint, m *v1.CheckpointMember) bool { return c.Volume != nil && m.Index == 0 }

@@ -44,7 +44,7 @@ func trials(orders map[string]*v1.HostWanted) (list []string) {
 	return list
 }
 
-// All files are read, and then a guest without a volume is restored on trial.
+// All files are read, and then a guest is restored on trial.
 func TestACheckpointIsVerified(t *testing.T) {
 	h := toVerify(t)
 	orders := h.pass(time.Second)
@@ -63,13 +63,19 @@ func TestACheckpointIsVerified(t *testing.T) {
 		t.Errorf("before the volume's file is read, %v are tried", trials(orders))
 	}
 	h.sees("a1", func(o *v1.CheckpointObserved) { o.Verified = id })
-	if got := trials(h.pass(time.Second)); len(got) != 1 || got[0] != "md-1 on a1" {
+	orders = h.pass(time.Second)
+	if got := trials(orders); len(got) != 1 || got[0] != "md-0 on a1" {
 		t.Fatalf("%v are tried", got)
+	}
+	for _, w := range orders["a1"].Checkpoints {
+		if w.Trial != nil && w.Trial.VolumeBytes != h.objects.Volumes["data"].SizeBytes {
+			t.Errorf("the trial is %v", w.Trial)
+		}
 	}
 	h.sees("a1", func(o *v1.CheckpointObserved) { o.Tried = id })
 	h.pass(time.Second)
 	v := h.objects.Checkpoints["md-c1"].Verification
-	if v.State != v1.VerificationState_VERIFICATION_STATE_DONE || v.Guest != "md-1" || v.Host != "a1" || !v.Ended.AsTime().Equal(h.objects.Clusters["md"].Verified.AsTime()) {
+	if v.State != v1.VerificationState_VERIFICATION_STATE_DONE || v.Guest != "md-0" || v.Host != "a1" || !v.Ended.AsTime().Equal(h.objects.Clusters["md"].Verified.AsTime()) {
 		t.Errorf("the verification is %v", v)
 	}
 	if got := trials(h.pass(time.Second)); len(got) != 0 {
@@ -87,7 +93,7 @@ func TestAVerificationThatFails(t *testing.T) {
 			h.sees("a1", func(o *v1.CheckpointObserved) { o.Verified = id })
 			h.pass(time.Second)
 			h.sees("a1", func(o *v1.CheckpointObserved) { o.Tried, o.TriedError = id, "QEMU does not like it" })
-		}, "host a1 could not restore guest md-1: QEMU does not like it"},
+		}, "host a1 could not restore guest md-0: QEMU does not like it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := toVerify(t)
@@ -99,6 +105,17 @@ func TestAVerificationThatFails(t *testing.T) {
 				t.Errorf("the verification is %v", v)
 			}
 		})
+	}
+}
+
+// An agent of an older version would restore a guest without its disk, and fail.
+func TestAnOlderAgentTriesNoGuestWithAVolume(t *testing.T) {
+	h := toVerify(t)
+	h.older = true
+	h.pass(time.Second)
+	h.sees("a1", func(o *v1.CheckpointObserved) { o.Verified = h.objects.Checkpoints["md-c1"].Verification.Id })
+	if got := trials(h.pass(time.Second)); len(got) != 1 || got[0] != "md-1 on a1" {
+		t.Errorf("%v are tried", got)
 	}
 }
 

@@ -328,7 +328,7 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
 	o.Volumes, o.KeepsVolumes, o.Load = h.reportVolumes(), true, &v1.HostLoad{DiskAvailableBytes: diskSpace}
-	o.VolumeCopies, o.MovesVolumes = h.reportCopies(), true
+	o.VolumeCopies, o.MovesVolumes, o.TriesVolumes = h.reportCopies(), true, true
 	o.Checkpoints, o.Sharing, o.Images = h.reportCheckpoints(), true, []string{"sha256:" + image}
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})

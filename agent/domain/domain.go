@@ -58,6 +58,7 @@ type Spec struct {
 	Channel                        string // Unix socket that QEMU listens on: the host's end of the virtio-serial port
 	Console                        string // file to which the serial console is appended
 	Volume                         string // Unix socket at which the guest's volume is served (VolumeSocket); empty: the guest has no volume
+	EmptyVolume                    uint64 // bytes of an empty disk that takes the volume's place; the guest never runs
 	ImageDigest                    string // part of the template's key
 	// TemplateOwner is the uid of the only user whose guests are forked from the template; empty: all users' guests are. It
 	// is part of the template's key.

@@ -11,6 +11,8 @@ import (
 	"fmt"
 
 	"libvirt.org/go/libvirtxml"
+
+	"watari/agent/domain"
 )
 
 const (
@@ -47,10 +49,14 @@ func (l *Libvirt) QEMUUser() (uid, gid int, known bool) {
 	return host.owner.uid, host.owner.gid, true
 }
 
-// volumeArguments returns QEMU's arguments for a volume.
-func volumeArguments(socket string) ([]libvirtxml.DomainQEMUCommandlineArg, error) {
-	node, err := json.Marshal(map[string]any{"driver": "nbd", "node-name": "volume", "export": VolumeExport, "server": map[string]string{"type": "unix", "path": socket},
-		"reconnect-delay": volumePatience, "open-timeout": volumeOpening, "discard": "unmap", "cache": map[string]bool{"direct": true, "no-flush": false}})
+// volumeArguments returns QEMU's arguments for a volume, or for an empty disk in its place.
+func volumeArguments(spec domain.Spec) ([]libvirtxml.DomainQEMUCommandlineArg, error) {
+	disk := map[string]any{"driver": "nbd", "node-name": "volume", "export": VolumeExport, "server": map[string]string{"type": "unix", "path": spec.Volume},
+		"reconnect-delay": volumePatience, "open-timeout": volumeOpening, "discard": "unmap", "cache": map[string]bool{"direct": true, "no-flush": false}}
+	if spec.Volume == "" {
+		disk = map[string]any{"driver": "null-co", "node-name": "volume", "size": spec.EmptyVolume, "read-zeroes": true}
+	}
+	node, err := json.Marshal(disk)
 	if err != nil {
 		return nil, err
 	}

@@ -68,3 +68,41 @@ func TestAVolumeIsTheSameAfterAMove(t *testing.T) {
 	}
 	p.target.counts(t, p.spec, sent+5)
 }
+
+// A trial restore of a guest with a volume: the guest never runs, so QEMU gets an empty disk.
+func TestAGuestWithAVolumeIsRestoredWithAnEmptyDisk(t *testing.T) {
+	need(t)
+	h := startHost(t, "h1")
+	spec := newSpec("tried", "test.check=16 test.period=20ms")
+	spec.Volume = "/run/guests/" + spec.UID + "/volume.sock"
+	h.prepare(t, spec)
+	end := serveDisk(t, h.path(spec.Volume))
+	if err := h.driver.Boot(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	h.counts(t, spec, 3)
+	s := prepareSnapshot(t, h, spec)
+	if err := s.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	saved := filepath.Join(h.folder, "tried.save")
+	readAll(t, s, saved)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.driver.Destroy(t.Context(), spec.UID); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	os.Remove(h.path(spec.Volume))
+	spec.Volume, spec.EmptyVolume = "", 64<<20
+	if err := h.driver.Restore(t.Context(), spec, saved); err != nil {
+		t.Fatal(err)
+	}
+	if d := h.domain(t, spec.UID); d.State != StatePaused {
+		t.Errorf("it is %+v", d)
+	}
+	if err := h.driver.Destroy(t.Context(), spec.UID); err != nil {
+		t.Fatal(err)
+	}
+}

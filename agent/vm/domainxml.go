@@ -69,8 +69,8 @@ func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
 	if host.virtType == "qemu" {
 		domain.QEMUCommandline = watchedMemory(spec.MemoryBytes)
 	}
-	if spec.Volume != "" {
-		args, err := volumeArguments(spec.Volume)
+	if spec.Volume != "" || spec.EmptyVolume > 0 {
+		args, err := volumeArguments(spec)
 		if err != nil {
 			return nil, err
 		}

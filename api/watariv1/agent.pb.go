@@ -1423,6 +1423,7 @@ type TrialOrder struct {
 	Image         *Image                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
 	Platform      *Platform              `protobuf:"bytes,4,opt,name=platform,proto3" json:"platform,omitempty"`
 	Restore       *RestoreOrder          `protobuf:"bytes,5,opt,name=restore,proto3" json:"restore,omitempty"`
+	VolumeBytes   uint64                 `protobuf:"varint,6,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"` // size of the guest's volume, in whose place QEMU gets an empty disk; 0: the guest has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1490,6 +1491,13 @@ func (x *TrialOrder) GetRestore() *RestoreOrder {
 		return x.Restore
 	}
 	return nil
+}
+
+func (x *TrialOrder) GetVolumeBytes() uint64 {
+	if x != nil {
+		return x.VolumeBytes
+	}
+	return 0
 }
 
 // GuestRoute names the host to which a guest's address is routed.
@@ -3040,6 +3048,7 @@ type HostObserved struct {
 	Instance      string                `protobuf:"bytes,24,opt,name=instance,proto3" json:"instance,omitempty"`
 	VolumeCopies  []*VolumeCopyObserved `protobuf:"bytes,25,rep,name=volume_copies,json=volumeCopies,proto3" json:"volume_copies,omitempty"`  // that other hosts send here, or have sent
 	MovesVolumes  bool                  `protobuf:"varint,26,opt,name=moves_volumes,json=movesVolumes,proto3" json:"moves_volumes,omitempty"` // the agent can send and receive volumes
+	TriesVolumes  bool                  `protobuf:"varint,27,opt,name=tries_volumes,json=triesVolumes,proto3" json:"tries_volumes,omitempty"` // the agent knows TrialOrder.volume_bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3231,6 +3240,13 @@ func (x *HostObserved) GetVolumeCopies() []*VolumeCopyObserved {
 func (x *HostObserved) GetMovesVolumes() bool {
 	if x != nil {
 		return x.MovesVolumes
+	}
+	return false
+}
+
+func (x *HostObserved) GetTriesVolumes() bool {
+	if x != nil {
+		return x.TriesVolumes
 	}
 	return false
 }
@@ -3543,14 +3559,15 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x04base\x12\x16\n" +
 	"\x06volume\x18\t \x01(\bR\x06volume\x12\x16\n" +
 	"\x06verify\x18\v \x01(\tR\x06verify\x12+\n" +
-	"\x05trial\x18\f \x01(\v2\x15.watari.v1.TrialOrderR\x05trial\"\xe9\x01\n" +
+	"\x05trial\x18\f \x01(\v2\x15.watari.v1.TrialOrderR\x05trial\"\x8c\x02\n" +
 	"\n" +
 	"TrialOrder\x12\"\n" +
 	"\fverification\x18\x01 \x01(\tR\fverification\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12&\n" +
 	"\x05image\x18\x03 \x01(\v2\x10.watari.v1.ImageR\x05image\x12/\n" +
 	"\bplatform\x18\x04 \x01(\v2\x13.watari.v1.PlatformR\bplatform\x121\n" +
-	"\arestore\x18\x05 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\":\n" +
+	"\arestore\x18\x05 \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\x12!\n" +
+	"\fvolume_bytes\x18\x06 \x01(\x04R\vvolumeBytes\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -3699,7 +3716,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xd1\a\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xf6\a\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -3726,7 +3743,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\x12\x1a\n" +
 	"\binstance\x18\x18 \x01(\tR\binstance\x12B\n" +
 	"\rvolume_copies\x18\x19 \x03(\v2\x1d.watari.v1.VolumeCopyObservedR\fvolumeCopies\x12#\n" +
-	"\rmoves_volumes\x18\x1a \x01(\bR\fmovesVolumes\"s\n" +
+	"\rmoves_volumes\x18\x1a \x01(\bR\fmovesVolumes\x12#\n" +
+	"\rtries_volumes\x18\x1b \x01(\bR\ftriesVolumes\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
