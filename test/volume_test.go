@@ -93,6 +93,11 @@ func TestFilesOutliveTheirCluster(t *testing.T) {
 	t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	taken := counted(t, "archive")
 	until(t, 30*time.Second, "the program goes on", func() (bool, string) { return counted(t, "archive") > taken+5, "" })
+	made = copied(t, made.Meta.Name)
+	must(t, "checkpoint", "verify", made.Meta.Name)
+	if v := copied(t, made.Meta.Name).Verification; !strings.HasSuffix(v.State, "_DONE") || v.Guest != "archive-0" { // which has the volume
+		t.Errorf("the verification is %+v", v)
+	}
 	must(t, "checkpoint", "restore", made.Meta.Name)
 	settled(t, "archive", 2)
 	goesOnCounting(t, "archive", taken)
