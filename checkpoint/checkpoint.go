@@ -58,6 +58,8 @@ type Observed struct {
 	InState time.Duration
 	// Unwanted: the cluster is being deleted or stopped, or a guest has to move at once.
 	Unwanted bool
+	// Why is the reason for Unwanted; empty: one of the usual.
+	Why string
 	// Turn: the limits on concurrent checkpoints let this one begin.
 	Turn bool
 }
@@ -169,6 +171,8 @@ func Step(c *v1.Checkpoint, o Observed) Decision {
 		return Decision{c.State, c.Message}
 	case c.Cancel:
 		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "cancelled"}
+	case o.Unwanted && o.Why != "":
+		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, o.Why}
 	case o.Unwanted && len(c.Members) == 0 && c.Volume != nil:
 		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the volume is being deleted or restored"}
 	case o.Unwanted:

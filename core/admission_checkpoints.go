@@ -163,10 +163,10 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 		return change, precondition("%s is being restored from checkpoint %s; delete it afterwards", of.GetMeta().Name, name)
 	}
 	switch {
-	case checkpoint.Ended(c.State) && !needed(c, maps.Values(a.Checkpoints)):
-		change.write(Delete, proto.CloneOf(c))
 	case c.Meta.Deleting != nil:
 		return change, nil
+	case checkpoint.Ended(c.State) && !needed(c, maps.Values(a.Checkpoints)):
+		change.write(Delete, proto.CloneOf(c))
 	case checkpoint.Ended(c.State): // it is deleted when no other checkpoint builds on it
 		c = proto.CloneOf(c)
 		c.Meta.Deleting = timestamppb.New(a.Now)

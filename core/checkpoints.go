@@ -269,7 +269,10 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	if c.Volume != nil {
 		o.Volume = p.volumeObserved(c)
 		v := p.Volumes[c.Volume.Guest]
-		o.Unwanted = o.Unwanted || p.volumeRestoredFrom(v) != nil || !pending && p.outdated(v) != ""
+		o.Unwanted = o.Unwanted || p.volumeRestoredFrom(v) != nil
+		if why := p.outdated(v); why != "" && !pending {
+			o.Unwanted, o.Why = true, "volume "+c.Volume.Guest+" waits: "+why
+		}
 		o.Turn = o.Turn && !busy[c.Volume.Host]
 	}
 	return o
@@ -517,31 +520,40 @@ func (p *pass) planned() {
 	}
 }
 
-// retryPlanned is the pause before a plan makes another checkpoint after one that failed or was cancelled. It doubles with each
-// further failure: the guests stand still at each attempt.
-const retryPlanned = 5 * time.Minute
+const (
+	// retryPlanned is the pause before a plan makes another checkpoint after one that failed or was cancelled. It doubles with
+	// each further failure, up to mostRetryPlanned: the guests stand still at each attempt.
+	retryPlanned     = 5 * time.Minute
+	mostRetryPlanned = time.Hour
+)
 
 // nextPlanned returns when the next checkpoint of a plan is due.
 func (p *pass) nextPlanned(of origin, every time.Duration) time.Time {
-	done, failed, failures := of.GetMeta().Created.AsTime(), time.Time{}, []time.Time(nil)
+	done, cancelled, failed := of.GetMeta().Created.AsTime(), time.Time{}, []time.Time(nil)
 	for c := range p.index.checkpointsOf[checkpointsKey(of)] {
 		if now := p.working.Checkpoints[c.Meta.Name]; now != nil { // it may have ended in this pass
 			c = now
 		}
 		switch ended := c.Ended.AsTime(); {
 		case c.Ended == nil || ended.After(p.Now): // the clock may have been set back since
-		case !unsuccessful(c):
-			done = later(done, ended)
+		case c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED && !c.Suspends:
+			failed = append(failed, ended)
+		case c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED || c.State == v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
+			cancelled = later(cancelled, ended)
 		default:
-			failures, failed = append(failures, ended), later(failed, ended)
+			done = later(done, ended)
 		}
 	}
-	failures = slices.DeleteFunc(failures, func(ended time.Time) bool { return ended.Before(done) })
-	pause := every
-	if n := len(failures); n < keepFailed { // more are not kept
-		pause = min(every, retryPlanned<<max(n-1, 0))
+	due := later(done.Add(every), cancelled.Add(min(every, retryPlanned)))
+	failed = slices.DeleteFunc(failed, func(ended time.Time) bool { return ended.Before(done) })
+	pause := mostRetryPlanned
+	if n := len(failed); n < keepFailed { // more are not kept
+		pause = retryPlanned << max(n-1, 0)
 	}
-	return later(done.Add(every), failed.Add(pause))
+	for _, ended := range failed {
+		due = later(due, ended.Add(min(every, pause)))
+	}
+	return due
 }
 
 // putsOff reports whether a checkpoint that a person has cancelled keeps its plan from beginning another one at once. Its record
@@ -554,11 +566,6 @@ func (p *pass) putsOff(c *v1.Checkpoint, of origin) bool {
 	}
 	p.again = earlier(p.again, until)
 	return true
-}
-
-// unsuccessful reports whether a checkpoint failed or was cancelled.
-func unsuccessful(c *v1.Checkpoint) bool {
-	return c.State == v1.CheckpointState_CHECKPOINT_STATE_FAILED || c.State == v1.CheckpointState_CHECKPOINT_STATE_CANCELLED
 }
 
 func later(a, b time.Time) time.Time {

@@ -142,12 +142,12 @@ func TestCheckpointsAreMadeAsPlanned(t *testing.T) {
 // A checkpoint that failed is made again soon, and not only when the next one is due; but not again and again.
 func TestAPlannedCheckpointThatFailedIsMadeAgainSoon(t *testing.T) {
 	failed := func(c *v1.Checkpoint) { c.State, c.Members = v1.CheckpointState_CHECKPOINT_STATE_FAILED, nil }
-	for failures, pause := range []time.Duration{1: 5 * time.Minute, 2: 10 * time.Minute, 3: time.Hour} {
+	for failures, pause := range []time.Duration{1: 5 * time.Minute, 2: 10 * time.Minute, 3: mostRetryPlanned} {
 		if failures == 0 {
 			continue
 		}
 		h := newHousehold(t, "", 2)
-		h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 3600}
+		h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 6 * 3600}
 		h.objects.Clusters["md"].Meta.Created = timestamppb.New(h.now.Add(-9 * time.Hour))
 		h.saved("md-c1", 8*time.Hour, failed)
 		h.saved("md-c2", 7*time.Hour)
@@ -176,6 +176,7 @@ func TestAPlannedCheckpointThatWasCancelledIsNotMadeAgainAtOnce(t *testing.T) {
 	}
 	h.objects = h.objects.Apply(change)
 	h.pass(time.Second)
+	h.ask(func(a *Admission) (Change, error) { a.Caller.Admin = true; return a.DeleteCheckpoint("md-c1") })
 	h.pass(time.Minute)
 	if left := sortedKeys(h.objects.Checkpoints); !slices.Equal(left, []string{"md-c1"}) {
 		t.Errorf("after a minute there are %v", left)

@@ -228,7 +228,7 @@ func (p *pass) holdsHandOver(v *v1.Volume) string {
 // could not open the disk.
 func (p *pass) heldByVolume(g *v1.Guest) bool {
 	v := volumeOf(p.Objects, g)
-	return v != nil && (handsOver(p.working.Volumes[v.Meta.Name]) || p.outdated(v) != "")
+	return v != nil && (handsOver(p.working.Volumes[v.Meta.Name]) || p.outdated(v) != "" && p.later[v.Meta.Uid].host != v.Host)
 }
 
 // takeVolumeBack lets a volume's host serve a disk again that it has given up in a move that did not end with the volume on

@@ -48,6 +48,7 @@ func (p *pass) volumes() {
 type laterDisk struct {
 	host string
 	seen *v1.VolumeObserved
+	told bool // there is an event that the volume waits
 }
 
 // seeLater sees which volumes have a later disk than the store knows. The orders about these volumes are made again, and about those
@@ -62,14 +63,19 @@ func (p *pass) seeLater() {
 		return
 	}
 	for _, v := range p.Objects.Volumes {
-		_, was := before[v.Meta.Uid]
+		last, was := before[v.Meta.Uid]
 		d, is := p.later[v.Meta.Uid]
 		if was || is {
 			for _, host := range volumeHosts(v) {
 				p.index.hosts[host] = true
 			}
 		}
-		if is && !was && !p.Objects.Held() && !p.current(d.host) {
+		if d.told = last.told; is {
+			p.later[v.Meta.Uid] = d
+		}
+		if is && !d.told && !p.Objects.Held() && !p.current(d.host) {
+			d.told = true
+			p.later[v.Meta.Uid] = d
 			var c Change
 			c.write(Expect, v)
 			c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "waits: %s", p.outdated(v))
@@ -102,7 +108,7 @@ func (p *pass) laterDisks() map[string]laterDisk {
 		}
 		for _, o := range report.Volumes {
 			if v := known[o.Uid]; v != nil && o.GetFacts().GetGeneration() > max(v.Generation, latest[o.Uid].seen.GetFacts().GetGeneration()) && p.sealed(host, o) {
-				latest[o.Uid] = laterDisk{host, o}
+				latest[o.Uid] = laterDisk{host: host, seen: o}
 			}
 		}
 	}

@@ -28,7 +28,7 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	must(t, "cluster", "resize", "grows", "--guests", "3", "--wait")
 	settled(t, "grows", 3)
 
-	must(t, "run", "grows", "--name", "grows-three", "--detach", "--", "sh", "-c", "echo begun on $(hostname); until [ -e ~/enough ]; do sleep 1; done")
+	must(t, "run", "grows", "--name", "grows-three", "--detach", "--", "sh", "-c", "echo begun on $(hostname); until ls ~ | grep -q enough; do sleep 1; done")
 	until(t, time.Minute, "all guests take part in the run", func() (bool, string) {
 		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-three")
 		return strings.Count(out, "begun") == 3 && strings.Contains(out, "grows-2"), out

@@ -277,15 +277,16 @@ func (t *Tunnels) isShut(address string) bool {
 func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout time.Duration) (*tls.Conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", address)
+	dialled, err := new(net.Dialer).DialContext(dialCtx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("reach host %s at %s: %w", to.Name, address, err)
 	}
-	giveUpInTime(raw)
+	giveUpInTime(dialled)
+	raw := &watched{dialled, t}
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Client(raw, t.config.TLS)
 	if err = conn.HandshakeContext(dialCtx); err == nil {
-		err = t.answers(conn, to)
+		err = answers(conn, raw, to)
 	}
 	if err != nil {
 		raw.Close()
@@ -295,7 +296,7 @@ func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout
 }
 
 // answers checks that the other end of a connection is the host to.
-func (t *Tunnels) answers(conn *tls.Conn, to Peer) error {
+func answers(conn *tls.Conn, raw *watched, to Peer) error {
 	id, err := identify(conn)
 	if err != nil {
 		return err
@@ -303,9 +304,7 @@ func (t *Tunnels) answers(conn *tls.Conn, to Peer) error {
 	if !isHost(id, to.Name, to.UID) {
 		return fmt.Errorf("%s answers there", id)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.revoked(id)
+	return raw.watch(id)
 }
 
 // isHost reports whether an identity is the host's. It compares uids, too: a removed host keeps its certificate, and

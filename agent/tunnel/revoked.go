@@ -12,32 +12,46 @@ import (
 )
 
 // Revoke sets the least generations of certificates that hosts must show, by the hosts' uids. A host that is not named may show
-// any. Connections that were accepted with an earlier certificate end.
+// any. Connections to hosts that have shown an earlier certificate end.
 func (t *Tunnels) Revoke(least map[string]uint32) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.certificates.Lock()
 	t.least = least
-	for conn, id := range t.accepted {
+	var ended []net.Conn
+	for conn, id := range t.shown {
 		if t.revoked(id) != nil {
-			conn.Close()
+			ended = append(ended, conn)
 		}
+	}
+	t.certificates.Unlock()
+	for _, conn := range ended {
+		conn.Close()
 	}
 }
 
-// accept keeps an incoming connection among those that Revoke may end, until the returned function is called. An error refuses
-// the connection.
-func (t *Tunnels) accept(raw net.Conn, id ca.Identity) (done func(), err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := t.revoked(id); err != nil {
-		return nil, err
+// watched is a connection that Revoke may end.
+type watched struct {
+	net.Conn
+	t *Tunnels
+}
+
+// watch has Revoke end a connection to a host that has shown a certificate, until the connection is closed. An error refuses the
+// host.
+func (w *watched) watch(id ca.Identity) error {
+	w.t.certificates.Lock()
+	defer w.t.certificates.Unlock()
+	if err := w.t.revoked(id); err != nil {
+		return err
 	}
-	t.accepted[raw] = id
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.accepted, raw)
-	}, nil
+	w.t.shown[w] = id
+	return nil
+}
+
+// Close closes the connection.
+func (w *watched) Close() error {
+	w.t.certificates.Lock()
+	delete(w.t.shown, w)
+	w.t.certificates.Unlock()
+	return w.Conn.Close()
 }
 
 // revoked returns an error if a certificate was revoked. The caller holds the lock.

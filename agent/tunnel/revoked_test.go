@@ -50,10 +50,21 @@ func TestRevokedCertificatesOpenNoTunnel(t *testing.T) {
 	reader.Revoke(map[string]uint32{"uid-of-b1": 4})
 	refused("the holder")
 	reader.Revoke(nil)
-	again, err := reader.Fetch(t.Context(), from(holder), digest, 0)
+	dialled, err := reader.Fetch(t.Context(), from(holder), digest, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.Close()
-	await("the sending goes on")
+	defer dialled.Close()
+	reader.Revoke(map[string]uint32{"uid-of-b1": 4})
+	await("a connection to a host with a revoked certificate stays open")
+	for range 100 {
+		reader.certificates.Lock()
+		left := len(reader.shown)
+		reader.certificates.Unlock()
+		if left == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Error("closed connections are remembered")
 }

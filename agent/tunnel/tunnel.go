@@ -108,9 +108,11 @@ type Tunnels struct {
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
-	least    map[string]uint32            // Revoke
-	accepted map[net.Conn]ca.Identity     // incoming connections
 	shut     map[string]time.Time         // since when a host was reached only inside WireGuard, by its address
+
+	certificates sync.Mutex
+	least        map[string]uint32        // see Revoke
+	shown        map[*watched]ca.Identity // what the other ends of connections have shown
 
 	sent, received atomic.Uint64 // bytes of migrations
 }
@@ -124,7 +126,7 @@ func New(config Config) *Tunnels {
 	if err := os.RemoveAll(filepath.Join(config.RunDir, tunnelDir)); err != nil {
 		config.Log.Warn("sockets of earlier tunnels are left", "error", err)
 	}
-	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, accepted: map[net.Conn]ca.Identity{}, shut: map[string]time.Time{}}
+	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shown: map[*watched]ca.Identity{}, shut: map[string]time.Time{}}
 }
 
 // Expect admits a migration until the returned function is called. Admitted connections continue.
@@ -185,9 +187,10 @@ func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
+func (t *Tunnels) serveConn(ctx context.Context, incoming net.Conn) {
+	giveUpInTime(incoming)
+	raw := &watched{incoming, t}
 	defer raw.Close()
-	giveUpInTime(raw)
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Server(raw, t.config.TLS)
 	if err := conn.HandshakeContext(ctx); err != nil {
@@ -195,16 +198,14 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		return
 	}
 	id, err := identify(conn)
-	var done func()
 	if err == nil {
-		done, err = t.accept(raw, id)
+		err = raw.watch(id)
 	}
 	if err != nil {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		answer(conn, err)
 		return
 	}
-	defer done()
 	text, socket, err := readHeader(conn)
 	if err != nil {
 		err = fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
