@@ -33,22 +33,43 @@ func (s strips) add(p *picture) {
 		s.put(name, value)
 	}
 	for _, h := range p.hosts {
-		use := math.NaN()
-		if sample := h.GetSample(); sample != nil {
-			use = (sample.CpuGuests + sample.CpuOwner + sample.CpuSystem) / capacity(h)
-		}
-		put("/"+h.Meta.Name, use)
+		put("/"+h.Meta.Name, hostUse(h, h.GetSample()))
 	}
 	for _, g := range p.guests {
-		use := math.NaN()
-		if sample := p.samples[g.Meta.Uid]; sample != nil {
-			use = sample.Cpu / math.Max(1, float64(g.GetShape().GetVcpus()))
-		}
-		put(g.Meta.Name, use)
+		put(g.Meta.Name, guestUse(g, p.samples[g.Meta.Uid]))
 	}
 	for name := range s {
 		if !there[name] {
 			delete(s, name)
+		}
+	}
+}
+
+// hostUse returns the used share of a host's processors; NaN: not known.
+func hostUse(h *v1.Host, sample *v1.HostSample) float64 {
+	if sample == nil {
+		return math.NaN()
+	}
+	return (sample.CpuGuests + sample.CpuOwner + sample.CpuSystem) / capacity(h)
+}
+
+// guestUse returns the used share of a guest's virtual processors; NaN: not known.
+func guestUse(g *v1.Guest, sample *v1.GuestSample) float64 {
+	if sample == nil {
+		return math.NaN()
+	}
+	return sample.Cpu / math.Max(1, float64(g.GetShape().GetVcpus()))
+}
+
+// history has what hosts and guests used before the first picture, one value for a second, by name as in strips.
+type history map[string][]float64
+
+// begin puts the past before the values of strips.
+func (s strips) begin(h history) {
+	for name, values := range h {
+		if now, there := s[name]; there {
+			all := slices.Concat(values, now)
+			s[name] = all[max(0, len(all)-stripLength):]
 		}
 	}
 }

@@ -35,8 +35,9 @@ type screen struct {
 	strips        strips
 	trouble       string
 	look          func() tea.Msg
-	view          *view               // shown instead of the picture; nil: none
-	ask           func(*view) tea.Msg // asks the manager what a view shows
+	past          func(picture) tea.Msg // asks what was used before the first picture; nil: nothing is known
+	view          *view                 // shown instead of the picture; nil: none
+	ask           func(*view) tea.Msg   // asks the manager what a view shows
 }
 
 // Init requests the first picture.
@@ -50,9 +51,15 @@ func (s *screen) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.KeyPressMsg:
 		return s, s.key(message.String())
 	case picture:
+		first := s.picture == nil
 		s.picture, s.trouble = &message, ""
 		s.strips.add(&message)
+		if first && s.past != nil {
+			return s, tea.Batch(soon(), func() tea.Msg { return s.past(message) })
+		}
 		return s, soon()
+	case history:
+		s.strips.begin(message)
 	case trouble:
 		s.trouble = client.Brief(message.error)
 		return s, soon()

@@ -6,10 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"sync"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
@@ -86,6 +91,57 @@ func question(ctx context.Context, env *cli.Env, c *client.Client, v *view) answ
 	return a
 }
 
+// mostPast is for how many hosts and guests the past is asked.
+const mostPast = 100
+
+// past asks the manager what hosts and guests have used before the first picture. What it cannot learn is left out.
+func past(ctx context.Context, c *client.Client, p picture) history {
+	var calls errgroup.Group
+	calls.SetLimit(8)
+	var mu sync.Mutex
+	h, left := history{}, mostPast
+	ask := func(name string, request *v1.UsageRequest, values func(*v1.UsageResponse) []float64) {
+		if left--; left < 0 {
+			return
+		}
+		request.Since = timestamppb.New(p.at.Add(-stripLength * every))
+		calls.Go(func() error {
+			if response, err := c.Usage(ctx, connect.NewRequest(request)); err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				h[name] = values(response.Msg)
+			}
+			return nil
+		})
+	}
+	for _, host := range p.hosts {
+		ask("/"+host.Meta.Name, &v1.UsageRequest{Host: host.Meta.Name}, func(r *v1.UsageResponse) (values []float64) {
+			for _, step := range r.Host {
+				values = repeated(values, hostUse(host, step), step.Seconds)
+			}
+			return values
+		})
+		for _, g := range p.on[host.Meta.Name] {
+			ask(g.Meta.Name, &v1.UsageRequest{Guest: g.Meta.Name}, func(r *v1.UsageResponse) (values []float64) {
+				for _, step := range r.Guest {
+					values = repeated(values, guestUse(g, step.Sample), step.Seconds)
+				}
+				return values
+			})
+		}
+	}
+	calls.Wait()
+	return h
+}
+
+// repeated adds a value for each second of a step.
+func repeated(values []float64, value, seconds float64) []float64 {
+	for range min(stripLength, int(math.Round(seconds))) {
+		values = append(values, value)
+	}
+	return values
+}
+
 // follow shows the picture until the user ends it.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height int) error {
 	s := &screen{width: width, height: height, guests: true, strips: strips{}, look: func() tea.Msg {
@@ -96,6 +152,10 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height i
 			return trouble{err}
 		}
 		return p
+	}, past: func(p picture) tea.Msg {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return past(ctx, c, p)
 	}, ask: func(v *view) tea.Msg {
 		ctx, cancel := context.WithTimeout(ctx, listPatience)
 		defer cancel()

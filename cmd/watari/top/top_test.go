@@ -82,6 +82,19 @@ func TestStrips(t *testing.T) {
 	}
 }
 
+// A strip does not begin empty: the manager knows what was used before.
+func TestStripsBeginWithThePast(t *testing.T) {
+	s := &screen{width: 200, height: 8, guests: true, strips: strips{}, look: func() tea.Msg { return nil }, past: func(picture) tea.Msg { return nil }}
+	s.Update(example())
+	s.Update(history{"/a1": repeated(repeated(nil, 0, 5), 1, 40), "gone": {1}})
+	if got := s.strips.draw("/a1", stripLength); got != strings.Repeat("█", stripLength-1)+"▅" {
+		t.Errorf("%q", got)
+	}
+	if _, there := s.strips["gone"]; there {
+		t.Error("there is a strip of nothing")
+	}
+}
+
 func TestNamesFromHostsAreMadePrintable(t *testing.T) {
 	if got := activity(&v1.OwnerActivity{Users: []string{"\x1b]52;c;x\a", "x\nHOST"}}); strings.ContainsAny(got, "\x1b\a\n") {
 		t.Errorf("%q", got)
