@@ -185,7 +185,19 @@ func (r *running) hostToken() string {
 // user adds a user and logs them in.
 func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlServiceClient, *http.Client) {
 	r.t.Helper()
-	added, err := r.admin.AddUser(context.Background(), connect.NewRequest(&v1.AddUserRequest{Name: name, Quota: quota}))
+	return r.added(&v1.AddUserRequest{Name: name, Quota: quota})
+}
+
+// administrator adds another administrator.
+func (r *running) administrator(name string) watariv1connect.ControlServiceClient {
+	r.t.Helper()
+	client, _ := r.added(&v1.AddUserRequest{Name: name, Role: v1.Role_ROLE_ADMIN})
+	return client
+}
+
+func (r *running) added(request *v1.AddUserRequest) (watariv1connect.ControlServiceClient, *http.Client) {
+	r.t.Helper()
+	added, err := r.admin.AddUser(context.Background(), connect.NewRequest(request))
 	if err != nil {
 		r.t.Fatal(err)
 	}

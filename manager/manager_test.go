@@ -519,15 +519,7 @@ func TestADisabledUserIsOut(t *testing.T) {
 		_, err := by.DisableUser(ctx, connect.NewRequest(&v1.DisableUserRequest{Name: name, Undo: undo}))
 		return err
 	}
-	added, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "ops", Role: v1.Role_ROLE_ADMIN}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, _, err := r.join(added.Msg.Token, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ops := watariv1connect.NewControlServiceClient(r.client(pair), r.url)
+	ops := r.administrator("ops")
 
 	wantCode(t, disable(ann, "ops", false), connect.CodePermissionDenied, "administrator")
 	wantCode(t, disable(ops, "ops", false), connect.CodeFailedPrecondition, "cannot disable yourself")
