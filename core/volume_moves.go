@@ -79,7 +79,7 @@ func VolumesLeft(s *Objects, r Reports, host string) (list []*v1.HostVolume) {
 // newVolumeMove returns the beginning of a move of a volume.
 func newVolumeMove(v *v1.Volume, target, reason string, now time.Time) *v1.VolumeMove {
 	return &v1.VolumeMove{Id: fmt.Sprintf("%s@%s", v.Meta.Uid, now.UTC().Format("20060102T150405.000000000")), Source: v.Host, Target: target,
-		State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, Reason: reason, Generation: v.Generation + 1, Asked: timestamppb.New(now)}
+		State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, Reason: reason, Generation: nextDisk(v, now), Asked: timestamppb.New(now)}
 }
 
 // endVolumeMove ends the move of a volume, if one is under way.
@@ -122,7 +122,7 @@ func (p *pass) moveVolume(c *Change, v, update *v1.Volume) bool {
 	if given.GetMove() == m.Id && p.present(m.Target, given.GetTargetUid()) {
 		m.Copy, m.Restored = given.GetCopy(), given.GetRestored()
 		update.Host, update.State, update.Message = m.Target, v1.VolumeState_VOLUME_STATE_READY, ""
-		update.Generation++
+		update.Generation = max(v.Generation+1, m.Generation)
 		m.Generation = update.Generation
 		c.write(Expect, p.Hosts[m.Target])
 		endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)

@@ -100,10 +100,10 @@ func TestAVolumeMovesWhileAGuestUsesIt(t *testing.T) {
 	h.givesUp()
 	orders = h.pass(time.Second)
 	h.expectMove(moveDone, "b1", "")
-	if v := h.data(); v.Generation != 1 || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Cluster != "md" {
+	if v := h.data(); v.Generation == 0 || v.Generation != v.Move.Generation || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Cluster != "md" {
 		t.Errorf("it is %v", v)
 	}
-	if w := h.volumeOrder(orders, "b1"); w.GetAdopt().GetCopy() != "copy" || !slices.Equal(w.Adopt.Restored, []string{"r"}) || w.Readers[0].Name != "a1" || w.Receive != nil || w.Drop != "" || w.Facts.Generation != 1 {
+	if w := h.volumeOrder(orders, "b1"); w.GetAdopt().GetCopy() != "copy" || !slices.Equal(w.Adopt.Restored, []string{"r"}) || w.Readers[0].Name != "a1" || w.Receive != nil || w.Drop != "" || w.Facts.Generation != h.data().Generation {
 		t.Errorf("b1 is ordered %v", w)
 	}
 	if w := h.volumeOrder(orders, "a2"); w != nil {
@@ -116,7 +116,7 @@ func TestAVolumeMovesWhileAGuestUsesIt(t *testing.T) {
 	}
 	h.copies = nil
 	h.has("b1", h.data(), 0)
-	h.volumes["b1"][0].Facts.Generation = 1
+	h.volumes["b1"][0].Facts.Generation = h.data().Generation
 	if w := h.volumeOrder(h.pass(time.Second), "a2"); !w.GetDiscard() {
 		t.Errorf("when b1 serves it a2 is ordered %v", w)
 	}
@@ -195,7 +195,7 @@ func TestAMoveThatHadEndedEndsAgain(t *testing.T) {
 	h.givesUp()
 	h.copies = nil
 	h.has("b1", h.data(), 0)
-	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Ready = 1, true
+	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Ready = h.data().Move.Generation, true
 	config := h.core.Config
 	config.Term = 2
 	h.core = New(config) // no host has made a report under its orders yet
@@ -203,7 +203,7 @@ func TestAMoveThatHadEndedEndsAgain(t *testing.T) {
 		h.pass(time.Second)
 	}
 	h.expectMove(moveDone, "b1", "")
-	if v := h.data(); v.Generation != 1 || v.DiskGeneration != 1 {
+	if v := h.data(); v.Generation != v.Move.Generation || v.DiskGeneration != v.Generation {
 		t.Errorf("it is %v", v)
 	}
 }

@@ -328,6 +328,12 @@ func (p *pass) volumeLost(v *v1.Volume) bool {
 	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, replaceHostAfter))
 }
 
+// nextDisk returns the generation of a volume's next disk: like those of certificates, above the generations that the state forgets
+// when an older copy of it is put back.
+func nextDisk(v *v1.Volume, now time.Time) uint64 {
+	return max(v.Generation+1, uint64(max(now.Unix(), 0)))
+}
+
 // replaceHost gives a volume that is being restored another host, and says why. No guest uses the volume, and the disk on the
 // host before is out of date or unfinished.
 func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
@@ -338,7 +344,7 @@ func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
 	}
 	endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, reason, p.Now)
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
-	update.Generation++
+	update.Generation = nextDisk(v, p.Now)
 	if cluster := p.Clusters[v.Cluster]; cluster != nil {
 		c.write(Expect, cluster)
 	}
@@ -432,7 +438,7 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 		return false
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
-	update.Generation++
+	update.Generation = nextDisk(v, p.Now)
 	c.write(Expect, p.Hosts[host])
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is as it was, on host %s: %s", host, why)
 	return true

@@ -193,8 +193,8 @@ func (h *host) reportVolumes() (list []*v1.VolumeObserved) {
 	return list
 }
 
-// claimed is added to the generation of a volume that a host claims.
-const claimed = 1000
+// claimed is added to the generation of a volume that a host claims. Real generations are times in seconds.
+const claimed = 1 << 40
 
 // claimVolume makes a host report a volume that it does not have, with facts that another host may know.
 func (s *Sim) claimVolume(h *host, pick int) {

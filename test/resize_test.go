@@ -37,12 +37,23 @@ func TestAClusterIsResizedUnderARun(t *testing.T) {
 	killManager(t)
 	startManager(t)
 	refused(t, []string{"grows-three", "--when-idle"}, "cluster", "resize", "grows", "--guests", "2")
-	must(t, "cluster", "resize", "grows", "--guests", "2", "--when-idle")
+	shrunk := make(chan error, 1)
+	go func() {
+		_, err := shared.watari(patience, "cluster", "resize", "grows", "--guests", "2", "--when-idle", "--wait")
+		shrunk <- err
+	}()
+	select { // it waits
+	case err := <-shrunk:
+		t.Fatalf("the cluster has shrunk under a run: %v", err)
+	case <-time.After(3 * time.Second):
+	}
 	if state, have := decoded[run](t, "run", "show", "grows-three").State, len(guestsOf(t, "grows")); !strings.HasSuffix(state, "_RUNNING") || have != 3 {
 		t.Errorf("before the run has ended by itself, it is %s, and there are %d guests", state, have)
 	}
 	must(t, "guest", "exec", "-u", "watari", "grows-0", "--", "sh", "-c", "touch ~/enough")
-	must(t, "cluster", "resize", "grows", "--guests", "2", "--when-idle", "--wait")
+	if err := <-shrunk; err != nil {
+		t.Fatal(err)
+	}
 	if state := decoded[run](t, "run", "show", "grows-three").State; !strings.HasSuffix(state, "_EXITED") {
 		t.Errorf("the run is %s after the cluster has shrunk", state)
 	}
