@@ -290,7 +290,7 @@ func (a *Agent) Evict() {
 	a.feed((*machine.Machine).Evict)
 }
 
-// applyOrders carries out the orders about images, templates and network. a.mu is held.
+// applyOrders carries out the orders that are not about guests: certificates, images, templates, network, files. a.mu is held.
 func (a *Agent) applyOrders(w *v1.HostWanted) {
 	least := map[string]uint32{}
 	for _, r := range w.Revoked {

@@ -146,7 +146,7 @@ func (a *Admission) RestoreVolume(asked, host string) (change Change, name, note
 	v.Restore.State = v1.RestoreState_RESTORE_STATE_RESTORING
 	if host != "" && host != v.Host {
 		v.Host, v.State, v.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
-		v.Generation = nextDisk(v, a.Now)
+		v.Generation = NextGeneration(v.Generation, a.Now)
 	}
 	change.write(Update, v)
 	change.write(Expect, c)

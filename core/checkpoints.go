@@ -568,13 +568,6 @@ func (p *pass) putsOff(c *v1.Checkpoint, of origin) bool {
 	return true
 }
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
 // plannedOf begins a checkpoint of a cluster or a volume if its plan asks for one now and ready returns true.
 func (p *pass) plannedOf(of origin, ready func() bool) {
 	every := time.Duration(of.GetCheckpoints().GetEverySeconds()) * time.Second

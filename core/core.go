@@ -271,6 +271,13 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // pass is one decision under way. World is its input; working also shows the changes that it has already decided.
 type pass struct {
 	*Core

@@ -173,7 +173,7 @@ func TestALostVolumeHasSnapshots(t *testing.T) {
 	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume(c.Meta.Name, ""); return c, err })
 	orders := h.pass(time.Second)
 	v := h.objects.Volumes["data"]
-	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation == 0 || w.GetRestore() == nil || w.Make {
+	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation != uint64(h.now.Unix()) || w.GetRestore() == nil || w.Make {
 		t.Errorf("it is %v, and the order is %v", v, w)
 	}
 }
@@ -247,13 +247,14 @@ func TestAVolumeStaysIfItsSnapshotIsLost(t *testing.T) {
 	h := alone(t, nil)
 	h.takeSnapshot()
 	h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", "b1"); return c, err })
+	was := h.objects.Volumes["data"].Generation
 	h.files["a2"] = nil
 	h.pass(time.Second)
 	if c := h.objects.Checkpoints["data-s1"]; c.State != v1.CheckpointState_CHECKPOINT_STATE_DAMAGED {
 		t.Fatalf("the snapshot is %v", c)
 	}
 	h.pass(time.Second)
-	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation < 2 ||
+	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation != was+1 ||
 		v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED || v.Restore.Message == "" {
 		t.Errorf("it is %v", v)
 	}

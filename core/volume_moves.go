@@ -79,7 +79,7 @@ func VolumesLeft(s *Objects, r Reports, host string) (list []*v1.HostVolume) {
 // newVolumeMove returns the beginning of a move of a volume.
 func newVolumeMove(v *v1.Volume, target, reason string, now time.Time) *v1.VolumeMove {
 	return &v1.VolumeMove{Id: fmt.Sprintf("%s@%s", v.Meta.Uid, now.UTC().Format("20060102T150405.000000000")), Source: v.Host, Target: target,
-		State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, Reason: reason, Generation: nextDisk(v, now), Asked: timestamppb.New(now)}
+		State: v1.VolumeMoveState_VOLUME_MOVE_STATE_COPYING, Reason: reason, Generation: NextGeneration(v.Generation, now), Asked: timestamppb.New(now)}
 }
 
 // endVolumeMove ends the move of a volume, if one is under way.
@@ -228,7 +228,7 @@ func (p *pass) holdsHandOver(v *v1.Volume) string {
 // could not open the disk.
 func (p *pass) heldByVolume(g *v1.Guest) bool {
 	v := volumeOf(p.Objects, g)
-	return v != nil && (handsOver(p.working.Volumes[v.Meta.Name]) || p.outdated(v) != "" && p.later[v.Meta.Uid].host != v.Host)
+	return v != nil && (handsOver(p.working.Volumes[v.Meta.Name]) || p.laterElsewhere(v))
 }
 
 // takeVolumeBack lets a volume's host serve a disk again that it has given up in a move that did not end with the volume on

@@ -70,18 +70,24 @@ func (p *pass) seeLater() {
 				p.index.hosts[host] = true
 			}
 		}
-		if d.told = last.told; is {
-			p.later[v.Meta.Uid] = d
+		if !is {
+			continue
 		}
-		if is && !d.told && !p.Objects.Held() && !p.current(d.host) {
+		if d.told = last.told; !d.told && !p.Objects.Held() && !p.current(d.host) {
 			d.told = true
-			p.later[v.Meta.Uid] = d
 			var c Change
 			c.write(Expect, v)
 			c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "waits: %s", p.outdated(v))
 			p.propose("later disk of "+v.Meta.Name, c)
 		}
+		p.later[v.Meta.Uid] = d
 	}
+}
+
+// laterElsewhere reports whether another host than the one in a volume's record has a later disk of it.
+func (p *pass) laterElsewhere(v *v1.Volume) bool {
+	d, is := p.later[v.Meta.Uid]
+	return is && d.host != v.Host
 }
 
 // outdated says that the store does not know a volume's latest disk. Until it does, no earlier disk may be used: what is written to
@@ -328,12 +334,6 @@ func (p *pass) volumeLost(v *v1.Volume) bool {
 	return p.Hosts[v.Host] == nil && v.Host != "" || lease > 0 && p.volumeAway(v, max(lease, replaceHostAfter))
 }
 
-// nextDisk returns the generation of a volume's next disk: like those of certificates, above the generations that the state forgets
-// when an older copy of it is put back.
-func nextDisk(v *v1.Volume, now time.Time) uint64 {
-	return max(v.Generation+1, uint64(max(now.Unix(), 0)))
-}
-
 // replaceHost gives a volume that is being restored another host, and says why. No guest uses the volume, and the disk on the
 // host before is out of date or unfinished.
 func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
@@ -344,7 +344,7 @@ func (p *pass) replaceHost(c *Change, v, update *v1.Volume, reason string) {
 	}
 	endVolumeMove(c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, reason, p.Now)
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_PENDING, ""
-	update.Generation = nextDisk(v, p.Now)
+	update.Generation = NextGeneration(v.Generation, p.Now)
 	if cluster := p.Clusters[v.Cluster]; cluster != nil {
 		c.write(Expect, cluster)
 	}
@@ -438,7 +438,7 @@ func (p *pass) returnVolume(c *Change, v, update *v1.Volume, why string) bool {
 		return false
 	}
 	update.Host, update.State, update.Message = host, v1.VolumeState_VOLUME_STATE_READY, ""
-	update.Generation = nextDisk(v, p.Now)
+	update.Generation = NextGeneration(v.Generation, p.Now)
 	c.write(Expect, p.Hosts[host])
 	c.event(v1.Severity_SEVERITY_WARNING, "volume", v.Meta.Name, "is as it was, on host %s: %s", host, why)
 	return true
@@ -609,10 +609,10 @@ func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 // volumeOrders returns a host's orders about its volumes.
 func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 	for v := range p.index.volumesAt[host] {
-		outdated := p.outdated(v) != ""
-		if outdated && p.later[v.Meta.Uid].host != v.Host {
+		if p.laterElsewhere(v) {
 			continue
 		}
+		outdated := p.outdated(v) != ""
 		if v.Host != host {
 			if w := p.receiveOrder(v); w != nil {
 				list = append(list, w)
@@ -626,14 +626,12 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 		if p.Seal != nil {
 			w.Facts.Seal = p.Seal(host, w.Uid, w.Facts)
 		}
-		switch from := p.volumeRestoredFrom(v); {
-		case outdated: // this host has the latest disk, and serves it
-		case from != nil:
-			w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
-			p.moveOrders(w, v)
-		case p.abandoned(v) && !w.Discard:
-			continue // the host would serve a disk that is out of date
-		default:
+		if !outdated { // otherwise this host has the latest disk, and only serves it
+			if from := p.volumeRestoredFrom(v); from != nil {
+				w.Restore = p.orderToRestore(p.volumeRestores(v), from, from.Volume)
+			} else if p.abandoned(v) && !w.Discard {
+				continue // the host would serve a disk that is out of date
+			}
 			p.moveOrders(w, v)
 		}
 		for g := range p.index.ofCluster[v.Cluster] {

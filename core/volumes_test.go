@@ -433,7 +433,7 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	h.releaseAll()
 	orders := h.pass(time.Second)
 	v := h.objects.Volumes["data"]
-	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation == 0 || w.Restore == nil || w.Make || w.Facts.Generation != v.Generation {
+	if w := h.volumeOrder(orders, v.Host); v.Host == "a2" || v.Generation != uint64(h.now.Unix()) || w.Restore == nil || w.Make || w.Facts.Generation != v.Generation {
 		t.Fatalf("it is %v, and the order is %v", v, w)
 	}
 	h.away = nil
@@ -816,7 +816,7 @@ func TestAVolumeThatItsHostCannotPutBackGoesToAnother(t *testing.T) {
 	h.volumes["a2"][0].Ready, h.volumes["a2"][0].Failed, h.volumes["a2"][0].Message = false, true, "no space left on device"
 	orders := h.pass(time.Second)
 	v := h.objects.Volumes["data"]
-	if v.Host == "a2" || v.Generation == 0 {
+	if v.Host == "a2" || v.Generation != uint64(h.now.Unix()) {
 		t.Fatalf("it is %v", v)
 	}
 	orders = h.pass(time.Second)

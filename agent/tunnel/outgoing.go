@@ -297,14 +297,14 @@ func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout
 
 // answers checks that the other end of a connection is the host to.
 func answers(conn *tls.Conn, raw *watched, to Peer) error {
-	id, err := identify(conn)
+	id, err := raw.identify(conn)
 	if err != nil {
 		return err
 	}
 	if !isHost(id, to.Name, to.UID) {
 		return fmt.Errorf("%s answers there", id)
 	}
-	return raw.watch(id)
+	return nil
 }
 
 // isHost reports whether an identity is the host's. It compares uids, too: a removed host keeps its certificate, and

@@ -34,16 +34,22 @@ type watched struct {
 	t *Tunnels
 }
 
-// watch has Revoke end a connection to a host that has shown a certificate, until the connection is closed. An error refuses the
-// host.
-func (w *watched) watch(id ca.Identity) error {
+// identify returns the identity that the other end has shown. From then on, Revoke may end the connection. It fails if the
+// certificate was revoked.
+func (w *watched) identify(conn *tls.Conn) (id ca.Identity, err error) {
+	certs := conn.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return id, errors.New("the other end showed no certificate")
+	}
+	if id, err = ca.IdentityOf(certs[0]); err != nil {
+		return id, err
+	}
 	w.t.certificates.Lock()
 	defer w.t.certificates.Unlock()
-	if err := w.t.revoked(id); err != nil {
-		return err
+	if err = w.t.revoked(id); err == nil {
+		w.t.shown[w] = id
 	}
-	w.t.shown[w] = id
-	return nil
+	return id, err
 }
 
 // Close closes the connection.
@@ -60,13 +66,4 @@ func (t *Tunnels) revoked(id ca.Identity) error {
 		return fmt.Errorf("%s shows a certificate that was revoked: its generation is %d, not %d", id, id.Generation, least)
 	}
 	return nil
-}
-
-// identify returns the identity that the other end has shown.
-func identify(conn *tls.Conn) (ca.Identity, error) {
-	certs := conn.ConnectionState().PeerCertificates
-	if len(certs) == 0 {
-		return ca.Identity{}, errors.New("the other end showed no certificate")
-	}
-	return ca.IdentityOf(certs[0])
 }

@@ -197,19 +197,7 @@ func (t *Tunnels) serveConn(ctx context.Context, incoming net.Conn) {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		return
 	}
-	id, err := identify(conn)
-	if err == nil {
-		err = raw.watch(id)
-	}
-	if err != nil {
-		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
-		answer(conn, err)
-		return
-	}
-	text, socket, err := readHeader(conn)
-	if err != nil {
-		err = fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
-	}
+	id, text, socket, err := openedBy(conn, raw)
 	if err == nil && socket == blob {
 		t.serveBlob(ctx, conn, id, text)
 		return
@@ -340,6 +328,17 @@ func (t *Tunnels) count(e Expected, conn net.Conn, by int) {
 	if e.Changed != nil {
 		e.Changed()
 	}
+}
+
+// openedBy returns the identity of the other host, and reads the connection's header.
+func openedBy(conn *tls.Conn, raw *watched) (id ca.Identity, text string, socket Socket, err error) {
+	if id, err = raw.identify(conn); err != nil {
+		return id, "", 0, err
+	}
+	if text, socket, err = readHeader(conn); err != nil {
+		return id, "", 0, fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
+	}
+	return id, text, socket, nil
 }
 
 // admit returns the expected migration of a connection, or an error if the connection must be refused.
