@@ -31,7 +31,9 @@ var grid = Paper{
 		{Name: "start", Figure: "Start of a cluster", What: "Time from the order of a cluster of 1, 2 and 4 guests to the end of its first MPI program, at one site and on two", Run: start},
 		{Name: "network", Figure: "Latency and bandwidth (NetPIPE)", What: "Latency and bandwidth between two hosts, and between two guests, at one site and between sites", Run: network},
 		{Name: "programs", Figure: "Programs on one and on two sites", What: "Speed of programs by the number of guests, against one guest: one that does not communicate, and one that does (LAMMPS)", Run: programs},
+		{Name: "queens", Figure: "N queens", What: "Speed of a master and its workers by the number of guests, against one guest", Run: nQueens},
 		{Name: "migration", Figure: "What a migration costs", What: "By how much a live migration lengthens a run of two guests, by the guest's memory", Run: migrations},
+		{Name: "moves", Figure: "What several migrations cost", What: "By how much 1, 2, 4 and 8 live migrations of a guest lengthen a run of two guests that do not communicate", Run: countedMigrations},
 		{Name: "balance", Figure: "Load balancing of three jobs", What: "Times of three MPI jobs of 4, 2 and 2 ranks that begin on two of four hosts, with and without the balancer", Run: balance},
 		{Name: "npb", Figure: "NAS parallel benchmarks", What: "Speed of EP, LU and CG by the number of guests, against one guest", Run: nasPrograms, Missing: func(o Options) string {
 			if o.NPB == "" {
@@ -210,11 +212,12 @@ func migrations(o Options) (*Result, error) {
 			var costs, totals, stops []float64
 			err := withCluster(s, "mig", 2, fmt.Sprintf("%dM", memory), []string{"--site", "a"}, func() error {
 				for range o.Runs {
-					alone, _, err := withMoves(s, place.steps, 0, place.to)
+					program := []string{"--stage", "examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-log", "none", "-var", "steps", place.steps}
+					alone, _, err := withMoves(s, program, 0, place.to)
 					if err != nil {
 						return err
 					}
-					took, made, err := withMoves(s, place.steps, moves, place.to)
+					took, made, err := withMoves(s, program, moves, place.to)
 					if err != nil {
 						return err
 					}
@@ -240,12 +243,78 @@ func migrations(o Options) (*Result, error) {
 	return r, nil
 }
 
-// withMoves runs LAMMPS on cluster mig, and moves a guest meanwhile, to a host and back to a1 in turn. It returns how long the
+// countedMigrations compares runs with several numbers of live migrations, by a program that hardly communicates.
+func countedMigrations(o Options) (*Result, error) {
+	dir, err := os.MkdirTemp("", "queens-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	built, err := buildQueens(dir)
+	if err != nil {
+		return nil, err
+	}
+	s, err := up("mpi", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Axis: Axis{X: "migrations", Y: "s longer"}, Note: "The paper moves guests of 128 and 256 MiB under EP, class B, of eight processes. Here it is " + movedQueens + " queens (examples/queens) of two processes, at one site. A guest of 128 MiB has no room for Open MPI's programs and the image here."}
+	published := map[int]string{192: "about 0.5 s a migration at 128 MiB", 256: "about 1 s a migration"}
+	program := []string{"--stage", built, "--", "./queens", movedQueens}
+	for _, memory := range []int{192, 256} {
+		curve := Curve{Name: fmt.Sprintf("%d MiB", memory)}
+		longer := map[int][]float64{}
+		err := withCluster(s, "mig", 2, fmt.Sprintf("%dM", memory), []string{"--site", "a"}, func() error {
+			if _, _, err := withMoves(s, program, 0, "a2"); err != nil { // the first run also translates the program
+				return err
+			}
+			for range o.Runs {
+				var alone float64
+				for _, moves := range []int{0, 1, 2, 4, 8} {
+					took, made, err := withMoves(s, program, moves, "a2")
+					switch {
+					case err != nil:
+						return err
+					case len(made) != moves:
+						return fmt.Errorf("%d of %d migrations were made", len(made), moves)
+					case moves == 0:
+						alone = took
+					default:
+						longer[moves] = append(longer[moves], took-alone)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, moves := range []int{1, 2, 4, 8} {
+			row := Row{Name: fmt.Sprintf("%d MiB, migrations: %d: the run is longer by", memory, moves), Here: report.Summarize("s", longer[moves]...)}
+			if moves == 1 {
+				row.Published = published[memory]
+			}
+			fmt.Printf("%s %s\n", row.Name, row.Here)
+			r.Rows = append(r.Rows, row)
+			curve.Points = append(curve.Points, [2]float64{float64(moves), row.Here.Median})
+		}
+		r.Curves = append(r.Curves, curve)
+	}
+	return r, nil
+}
+
+// movedQueens is a board's side, for which two emulated guests need longer than eight migrations take.
+const movedQueens = "15"
+
+// withMoves runs a program on cluster mig, and moves a guest meanwhile, to a host and back to a1 in turn. It returns how long the
 // run took, in seconds, and the moves that were made.
-func withMoves(s *system.System, steps string, moves int, to string) (took float64, made []moved, err error) {
+func withMoves(s *system.System, program []string, moves int, to string) (took float64, made []moved, err error) {
 	begun, done := time.Now(), make(chan error, 1)
 	go func() {
-		_, err := s.Watari("run", "mig", "--stage", "examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-log", "none", "-var", "steps", steps)
+		_, err := s.Watari(append([]string{"run", "mig"}, program...)...)
 		done <- err
 	}()
 	for i := range moves {
@@ -259,7 +328,7 @@ func withMoves(s *system.System, steps string, moves int, to string) (took float
 		case err != nil:
 			return 0, nil, errors.Join(err, <-done)
 		case len(done) > 0:
-			return 0, nil, fmt.Errorf("the program ended before the moves did: give it more than %s steps", steps)
+			return 0, nil, fmt.Errorf("the program ended before the moves did: it must have more to do than %q", program)
 		default:
 			made = append(made, m)
 		}

@@ -1,7 +1,7 @@
 package main
 
-// programs.go - programs on one and on two sites: one that does not communicate, LAMMPS, and the NAS benchmarks from a
-// user's source.
+// programs.go - programs on one and on two sites: one that does not communicate, LAMMPS, N queens, and the NAS benchmarks
+// from a user's source.
 
 import (
 	"errors"
@@ -74,6 +74,44 @@ func programs(o Options) (*Result, error) {
 			return []string{"lmp", "-in", "in.melt", "-log", "none", "-var", "steps", "60"}
 		}},
 	})
+}
+
+// queens is a board's side, for which one emulated guest needs about half a minute.
+const queens = "14"
+
+// nQueens compares numbers of guests by a master that gives small tasks to workers.
+func nQueens(o Options) (*Result, error) {
+	dir, err := os.MkdirTemp("", "queens-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	built, err := buildQueens(dir)
+	if err != nil {
+		return nil, err
+	}
+	s, err := up("mpi", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, err := speeds(s, o.Runs, []program{{queens + " queens", "in proportion to the nodes, on guests as on bare machines",
+		func(int) []string { return []string{built} }, func(int) []string { return []string{"./queens", queens} }}})
+	if err == nil {
+		r.Note += " The program is examples/queens; the paper's is another, with the same division of work. It checks its result."
+	}
+	return r, err
+}
+
+// buildQueens builds examples/queens in a folder and returns the path of the program.
+func buildQueens(dir string) (string, error) {
+	path := filepath.Join(dir, "queens")
+	if said, err := exec.Command("mpicc", "-O2", "-o", path, "examples/queens/queens.c").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build examples/queens/queens.c: %w\n%s", err, said)
+	}
+	return path, nil
 }
 
 // speeds runs every program in clusters of every size at every place.

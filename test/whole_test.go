@@ -67,14 +67,19 @@ func copiesOnWholeHosts(uid string) (n int) {
 // because making one takes minutes here.
 func TestWholeHostsUnderKVM(t *testing.T) {
 	needWholeHosts(t, false)
-	kvmCluster(t)
+	must(t, "volume", "create", "kvm-home", "--size", "256M")
+	t.Cleanup(func() { must(t, "volume", "delete", "kvm-home") })
+	kvmCluster(t, "--volume", "kvm-home", "--lease", "2m", "--on-host-loss", "restore")
 	t.Run("guests are forked from a template", kvmForks)
 	t.Run("QEMU is confined", kvmIsConfined)
 	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
 	t.Run("a guest moves under a program, whose answer is right", func(t *testing.T) { kvmMoves(t, "kvm-1", "kvm-0") })
 	t.Run("daemons are killed under a run", func(t *testing.T) { killDaemonsUnderARun(t, "kvm") })
+	t.Run("systemd restarts the agents", kvmAgentsRestart)
 	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kvm") })
-	t.Run("a host's power fails", kvmPowerFails)
+	t.Run("a cluster is saved and restored with its volume", kvmKeeps)
+	t.Run("the owner of a host comes back", kvmOwnerComesBack)
+	t.Run("a host is lost for good", kvmHostIsLost)
 }
 
 // TestWholeHostsOfTwoReleases moves guests between QEMU 7.2 of Debian 12 and QEMU 10.0 of Debian 13: to the newer one
@@ -105,10 +110,11 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 		noneRestarted(t, unmarked)
 		settled(t, "kvm", 2)
 	})
+	t.Run("a host's power fails", kvmPowerFails)
 }
 
 // kvmCluster makes the cluster kvm of two guests, one on each host. The guests must have KVM and be confined.
-func kvmCluster(t *testing.T) {
+func kvmCluster(t *testing.T, more ...string) {
 	t.Helper()
 	for _, host := range hosts {
 		for _, want := range []string{"KVM: ", "as libvirt-qemu, confined by apparmor"} {
@@ -136,7 +142,7 @@ func kvmCluster(t *testing.T) {
 			t.Logf("events:\n%s", must(t, "events"))
 		}
 	})
-	newCluster(t, "kvm", 2, "--spread", "host")
+	newCluster(t, "kvm", 2, append(more, "--spread", "host")...)
 	settled(t, "kvm", 2)
 }
 

@@ -60,7 +60,8 @@ type Monitor struct {
 	grouped   bool          // sessions is known
 	processes map[int]process
 	taps      procfs.NetDev
-	pressures map[string]procfs.PSIStats
+	psi       psi
+	guestsPSI guestsPSI
 	peers     peers
 	moved     struct{ received, sent uint64 }
 
@@ -184,6 +185,7 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	guests := m.measureProcesses(s, since)
 	m.measureTaps(guests, since)
 	m.measurePeers(guests, now)
+	m.measureGuestPressure(guests, now)
 	m.measureMoves(s, since)
 	dirty := m.dirtyRates()
 	for _, uid := range slices.Sorted(maps.Keys(guests)) {
@@ -191,11 +193,9 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes
 	}
-	before := m.pressures
-	m.pressures = map[string]procfs.PSIStats{}
-	s.CpuPressure = m.pressure("cpu", before, since)
-	s.MemoryPressure = m.pressure("memory", before, since)
-	s.IoPressure = m.pressure("io", before, since)
+	before := m.psi
+	m.psi = m.hostPSI()
+	s.CpuPressure, s.MemoryPressure, s.IoPressure = m.psi.since(before, "cpu", since), m.psi.since(before, "memory", since), m.psi.since(before, "io", since)
 	s.Owner = m.activity(now)
 	return s
 }
@@ -234,27 +234,4 @@ func rate(before, now uint64, since time.Duration) float64 {
 		return 0
 	}
 	return float64(now-before) / since.Seconds()
-}
-
-// pressure returns the pressure since the last sample; nil: not known.
-func (m *Monitor) pressure(resource string, before map[string]procfs.PSIStats, since time.Duration) *v1.Pressure {
-	now, err := m.fs.PSIStatsForResource(resource)
-	if err != nil || now.Some == nil {
-		return nil
-	}
-	m.pressures[resource] = now
-	then, known := before[resource]
-	if !known || since == 0 {
-		return nil
-	}
-	p := &v1.Pressure{Some: share(then.Some, now.Some, since)}
-	if now.Full != nil && then.Full != nil {
-		p.Full = share(then.Full, now.Full, since)
-	}
-	return p
-}
-
-// share returns the fraction of the time since the last sample by which a total, in microseconds, has grown.
-func share(before, now *procfs.PSILine, since time.Duration) float64 {
-	return min(1, rate(before.Total, now.Total, since)/1e6)
 }

@@ -294,6 +294,48 @@ func TestPressure(t *testing.T) {
 	}
 }
 
+// The pressure on a guest is that of its control group, read every few seconds and repeated in the samples between.
+func TestGuestPressure(t *testing.T) {
+	const scope = "machine.slice/machine-qemu-1-md-0.scope"
+	for group, dir := range map[string]string{
+		scope + "/libvirt/emulator":                 scope, // systemd
+		"machine/qemu-1-md-0.libvirt-qemu/emulator": "machine/qemu-1-md-0.libvirt-qemu",
+	} {
+		f := newFake(t)
+		f.run(qemu(7, uidA, "md-0", 0))
+		f.write("proc/7/cgroup", "5:cpu:/elsewhere\n0::/"+group+"\n")
+		pressure := func(resource string, some int) {
+			f.write("sys/fs/cgroup/"+dir+"/"+resource+".pressure", fmt.Sprintf("some avg10=1.50 avg60=0.00 avg300=0.00 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", some))
+		}
+		pressure("memory", 1000)
+		f.write("sys/fs/cgroup/"+dir+"/io.pressure", "none avg\n")
+		if g := f.sample(0).Guests[0]; g.MemoryPressure != nil {
+			t.Errorf("pressure in the first sample: %v", g.MemoryPressure)
+		}
+		pressure("memory", 1_251_000)
+		for range 4 {
+			if g := f.sample(0).Guests[0]; g.MemoryPressure != nil {
+				t.Errorf("pressure after one reading: %v", g.MemoryPressure)
+			}
+		}
+		for range 3 {
+			g := f.sample(0).Guests[0]
+			near(t, "some", g.MemoryPressure.GetSome(), 0.25)
+			if g.CpuPressure != nil || g.IoPressure != nil {
+				t.Errorf("pressure that the kernel does not tell: %v", g)
+			}
+		}
+	}
+	f := newFake(t) // control groups of version 1 only
+	f.run(qemu(7, uidA, "md-0", 0))
+	f.write("proc/7/cgroup", "5:cpu:/"+scope+"\n")
+	for range 10 {
+		if g := f.sample(0).Guests[0]; g.CpuPressure != nil {
+			t.Errorf("pressure from nowhere: %v", g)
+		}
+	}
+}
+
 func utmpEntry(kind uint16, pid int, terminal, user string) string {
 	return string(utmp.Entry{Kind: kind, PID: pid, Line: terminal, User: user}.Bytes())
 }

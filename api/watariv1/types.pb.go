@@ -2067,7 +2067,7 @@ func (x *HostSample) GetMigrationSent() float64 {
 	return 0
 }
 
-// Pressure is the share of a sample's time, 0 to 1, in which some tasks, or all, waited for a resource (the kernel's PSI).
+// Pressure is the share of a time, 0 to 1, in which some tasks, or all, waited for a resource (the kernel's PSI).
 type Pressure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Some          float64                `protobuf:"fixed64,1,opt,name=some,proto3" json:"some,omitempty"`
@@ -2122,18 +2122,22 @@ func (x *Pressure) GetFull() float64 {
 
 // GuestSample is a guest's part in a sample.
 type GuestSample struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Cpu           float64                `protobuf:"fixed64,3,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores
-	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
-	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
-	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
-	CpuWait       float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
-	Peers         []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
-	DirtyRate     float64                `protobuf:"fixed64,9,opt,name=dirty_rate,json=dirtyRate,proto3" json:"dirty_rate,omitempty"`      // bytes per second of memory pages that it changes, measured every 2 minutes; 0: none, or not known
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Uid         string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Cpu         float64                `protobuf:"fixed64,3,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores
+	MemoryBytes uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
+	Received    float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
+	Sent        float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
+	CpuWait     float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
+	Peers       []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
+	DirtyRate   float64                `protobuf:"fixed64,9,opt,name=dirty_rate,json=dirtyRate,proto3" json:"dirty_rate,omitempty"`      // bytes per second of memory pages that it changes, measured every 2 minutes; 0: none, or not known
+	// Pressure on its QEMU over about the last 5 seconds. Unset: not known, as on hosts with control groups of version 1.
+	CpuPressure    *Pressure `protobuf:"bytes,10,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
+	MemoryPressure *Pressure `protobuf:"bytes,11,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	IoPressure     *Pressure `protobuf:"bytes,12,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GuestSample) Reset() {
@@ -2227,6 +2231,27 @@ func (x *GuestSample) GetDirtyRate() float64 {
 		return x.DirtyRate
 	}
 	return 0
+}
+
+func (x *GuestSample) GetCpuPressure() *Pressure {
+	if x != nil {
+		return x.CpuPressure
+	}
+	return nil
+}
+
+func (x *GuestSample) GetMemoryPressure() *Pressure {
+	if x != nil {
+		return x.MemoryPressure
+	}
+	return nil
+}
+
+func (x *GuestSample) GetIoPressure() *Pressure {
+	if x != nil {
+		return x.IoPressure
+	}
+	return nil
 }
 
 // GuestTraffic is what a guest has sent to another guest.
@@ -4899,7 +4924,7 @@ type Volume struct {
 	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, or stays on a host that is drained or maintained, for people
 	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
-	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk; set in answers, not stored
+	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk, in steps of 64 MiB; set in answers, not stored
 	Generation          uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                            // grows each time that the volume gets another host; a disk of an older one is stale
 	CheckpointKey       string                 `protobuf:"bytes,10,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"` // the key pair for its snapshots, as in Cluster; empty: none were made. Not in answers
 	CheckpointRecipient string                 `protobuf:"bytes,11,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"`
@@ -7502,7 +7527,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0emigration_sent\x18\x0e \x01(\x01R\rmigrationSent\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\x81\x02\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xad\x03\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -7513,7 +7538,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\x12-\n" +
 	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\x12\x1d\n" +
 	"\n" +
-	"dirty_rate\x18\t \x01(\x01R\tdirtyRate\"<\n" +
+	"dirty_rate\x18\t \x01(\x01R\tdirtyRate\x126\n" +
+	"\fcpu_pressure\x18\n" +
+	" \x01(\v2\x13.watari.v1.PressureR\vcpuPressure\x12<\n" +
+	"\x0fmemory_pressure\x18\v \x01(\v2\x13.watari.v1.PressureR\x0ememoryPressure\x124\n" +
+	"\vio_pressure\x18\f \x01(\v2\x13.watari.v1.PressureR\n" +
+	"ioPressure\"<\n" +
 	"\fGuestTraffic\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\"\x94\x01\n" +
@@ -8288,121 +8318,124 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	30,  // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
 	32,  // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
 	31,  // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	18,  // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	25,  // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	37,  // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	36,  // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
-	0,   // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	27,  // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	85,  // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	28,  // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	35,  // 27: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
-	34,  // 28: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
-	85,  // 29: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	85,  // 30: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	85,  // 31: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	85,  // 32: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	85,  // 33: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	18,  // 34: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	18,  // 35: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	39,  // 36: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	39,  // 37: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	39,  // 38: watari.v1.Image.root:type_name -> watari.v1.Blob
-	41,  // 39: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,   // 40: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	3,   // 41: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
-	43,  // 42: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
-	18,  // 43: watari.v1.Storage.meta:type_name -> watari.v1.Meta
-	18,  // 44: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	42,  // 45: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	24,  // 46: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	4,   // 47: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	55,  // 48: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	56,  // 49: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	85,  // 50: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
-	53,  // 51: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
-	18,  // 52: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	41,  // 53: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	85,  // 54: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	24,  // 55: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 56: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	18,  // 57: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 58: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	47,  // 59: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	85,  // 60: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	85,  // 61: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	85,  // 62: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	39,  // 63: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	49,  // 64: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	24,  // 65: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	18,  // 66: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 67: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	50,  // 68: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	85,  // 69: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	85,  // 70: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	85,  // 71: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	51,  // 72: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	50,  // 73: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	54,  // 74: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	53,  // 75: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	85,  // 76: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
-	10,  // 77: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	85,  // 78: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	85,  // 79: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 80: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	85,  // 81: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	85,  // 82: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	18,  // 83: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	13,  // 84: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	55,  // 85: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	56,  // 86: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	85,  // 87: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	58,  // 88: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
-	53,  // 89: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
-	12,  // 90: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	85,  // 91: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	85,  // 92: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
-	59,  // 93: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	61,  // 94: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
-	62,  // 95: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
-	9,   // 96: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	49,  // 97: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	18,  // 98: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	83,  // 99: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	15,  // 100: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	18,  // 101: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	66,  // 102: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	14,  // 103: watari.v1.Run.state:type_name -> watari.v1.RunState
-	85,  // 104: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	85,  // 105: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	84,  // 106: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 107: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 108: watari.v1.User.role:type_name -> watari.v1.Role
-	68,  // 109: watari.v1.User.quota:type_name -> watari.v1.Quota
-	85,  // 110: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 111: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	85,  // 112: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 113: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	85,  // 114: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	85,  // 115: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 116: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	85,  // 117: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	85,  // 118: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	76,  // 119: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 120: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	77,  // 121: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	77,  // 122: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	80,  // 123: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	18,  // 124: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
-	42,  // 125: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	81,  // 126: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 127: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 128: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	129, // [129:129] is the sub-list for method output_type
-	129, // [129:129] is the sub-list for method input_type
-	129, // [129:129] is the sub-list for extension type_name
-	129, // [129:129] is the sub-list for extension extendee
-	0,   // [0:129] is the sub-list for field type_name
+	29,  // 19: watari.v1.GuestSample.cpu_pressure:type_name -> watari.v1.Pressure
+	29,  // 20: watari.v1.GuestSample.memory_pressure:type_name -> watari.v1.Pressure
+	29,  // 21: watari.v1.GuestSample.io_pressure:type_name -> watari.v1.Pressure
+	18,  // 22: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	25,  // 23: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	37,  // 24: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	36,  // 25: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	0,   // 26: watari.v1.Host.state:type_name -> watari.v1.HostState
+	27,  // 27: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	85,  // 28: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	28,  // 29: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	35,  // 30: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
+	34,  // 31: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
+	85,  // 32: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	85,  // 33: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	85,  // 34: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	85,  // 35: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	85,  // 36: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	18,  // 37: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	18,  // 38: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	39,  // 39: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	39,  // 40: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	39,  // 41: watari.v1.Image.root:type_name -> watari.v1.Blob
+	41,  // 42: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,   // 43: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	3,   // 44: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
+	43,  // 45: watari.v1.ClusterSpec.mounts:type_name -> watari.v1.Mount
+	18,  // 46: watari.v1.Storage.meta:type_name -> watari.v1.Meta
+	18,  // 47: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	42,  // 48: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	24,  // 49: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,   // 50: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	55,  // 51: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 52: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	85,  // 53: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	53,  // 54: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
+	18,  // 55: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	41,  // 56: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	85,  // 57: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	24,  // 58: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 59: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	18,  // 60: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 61: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	47,  // 62: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	85,  // 63: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	85,  // 64: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	85,  // 65: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	39,  // 66: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	49,  // 67: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	24,  // 68: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	18,  // 69: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 70: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	50,  // 71: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	85,  // 72: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	85,  // 73: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	85,  // 74: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	51,  // 75: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	50,  // 76: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	54,  // 77: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	53,  // 78: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
+	85,  // 79: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
+	10,  // 80: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	85,  // 81: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	85,  // 82: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 83: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	85,  // 84: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	85,  // 85: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 86: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 87: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	55,  // 88: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 89: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	85,  // 90: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	58,  // 91: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	53,  // 92: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
+	12,  // 93: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	85,  // 94: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	85,  // 95: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	59,  // 96: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	61,  // 97: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	62,  // 98: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 99: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	49,  // 100: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 101: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	83,  // 102: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 103: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 104: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	66,  // 105: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 106: watari.v1.Run.state:type_name -> watari.v1.RunState
+	85,  // 107: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	85,  // 108: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	84,  // 109: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 110: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 111: watari.v1.User.role:type_name -> watari.v1.Role
+	68,  // 112: watari.v1.User.quota:type_name -> watari.v1.Quota
+	85,  // 113: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 114: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	85,  // 115: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 116: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	85,  // 117: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	85,  // 118: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 119: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	85,  // 120: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	85,  // 121: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	76,  // 122: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 123: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	77,  // 124: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	77,  // 125: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	80,  // 126: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	18,  // 127: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
+	42,  // 128: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	81,  // 129: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 130: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 131: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	132, // [132:132] is the sub-list for method output_type
+	132, // [132:132] is the sub-list for method input_type
+	132, // [132:132] is the sub-list for extension type_name
+	132, // [132:132] is the sub-list for extension extendee
+	0,   // [0:132] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

@@ -68,7 +68,8 @@ var (
 	guestReceived   = describe("guest_receive_bytes_per_second", "What a guest receives from its cluster's network.", "guest", "host")
 	guestSent       = describe("guest_transmit_bytes_per_second", "What a guest sends into its cluster's network.", "guest", "host")
 	guestDirty      = describe("guest_dirty_bytes_per_second", "Memory pages that a guest changes, measured every 2 minutes.", "guest", "host")
-	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent, guestDirty}
+	guestPressure   = describe("guest_pressure_ratio", "Share of the time in which some of a guest's threads waited for cpu, memory or io.", "guest", "host", "resource")
+	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent, guestDirty, guestPressure}
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -120,11 +121,14 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 	gauge(hostGuests, float64(s.MemoryGuestsBytes), h.Name, site)
 	rate(hostReceived, s.MigrationReceived, h.Name, site)
 	rate(hostSent, s.MigrationSent, h.Name, site)
-	for resource, p := range map[string]*v1.Pressure{"cpu": s.CpuPressure, "memory": s.MemoryPressure, "io": s.IoPressure} {
-		if p != nil {
-			gauge(hostPressure, p.Some, h.Name, site, resource)
+	pressures := func(d *prometheus.Desc, cpu, memory, io *v1.Pressure, labels ...string) {
+		for resource, p := range map[string]*v1.Pressure{"cpu": cpu, "memory": memory, "io": io} {
+			if p != nil {
+				gauge(d, p.Some, append(labels, resource)...)
+			}
 		}
 	}
+	pressures(hostPressure, s.CpuPressure, s.MemoryPressure, s.IoPressure, h.Name, site)
 	if o := s.Owner; o != nil {
 		gauge(hostUsers, float64(len(o.Users)), h.Name, site)
 		for at, idle := range map[string]*float64{"input": o.InputIdle, "terminal": o.TerminalIdle} {
@@ -144,5 +148,6 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 		rate(guestReceived, g.Received, g.Name, h.Name)
 		rate(guestSent, g.Sent, g.Name, h.Name)
 		rate(guestDirty, g.DirtyRate, g.Name, h.Name)
+		pressures(guestPressure, g.CpuPressure, g.MemoryPressure, g.IoPressure, g.Name, h.Name)
 	}
 }

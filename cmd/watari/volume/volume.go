@@ -135,7 +135,7 @@ func newList(env *cli.Env) *cobra.Command {
 				}
 				t := output.NewTable("NAME", "STATE", "SIZE", "ON DISK", "HOST", "CLUSTER", "OWNER", "MESSAGE")
 				for _, v := range list {
-					t.Row(v.GetMeta().GetName(), state(v), output.Size(v.GetSizeBytes()), output.Size(v.GetUsedBytes()), v.GetHost(), v.GetCluster(), v.GetMeta().GetOwner(), v.GetMessage())
+					t.Row(v.GetMeta().GetName(), state(v), output.Size(v.GetSizeBytes()), onDisk(v), v.GetHost(), v.GetCluster(), v.GetMeta().GetOwner(), v.GetMessage())
 				}
 				t.Write(w)
 			})
@@ -148,6 +148,14 @@ func state(v *v1.Volume) string {
 		return "deleting"
 	}
 	return output.State(v.GetState())
+}
+
+// onDisk returns how much of the host's disk a volume uses. Hosts report it in whole steps.
+func onDisk(v *v1.Volume) string {
+	if v.GetUsedBytes() == 0 && v.GetState() == v1.VolumeState_VOLUME_STATE_READY {
+		return "< 64 MiB"
+	}
+	return output.Size(v.GetUsedBytes())
 }
 
 func newShow(env *cli.Env) *cobra.Command {
@@ -168,7 +176,7 @@ func describe(w io.Writer, env *cli.Env, v *v1.Volume) {
 		[2]string{"state", state(v)},
 		[2]string{"message", v.GetMessage()},
 		[2]string{"size", output.Size(v.GetSizeBytes())},
-		[2]string{"on disk", output.Size(v.GetUsedBytes())},
+		[2]string{"on disk", onDisk(v)},
 		[2]string{"host", v.GetHost()},
 		[2]string{"move", moved(v.GetMove())},
 		[2]string{"cluster", v.GetCluster()},
