@@ -27,7 +27,7 @@ func (p *pass) drain() {
 			}
 		}
 	}
-	if len(leaving) == 0 || len(p.openRoom().takers()) == 0 {
+	if len(leaving) == 0 {
 		return
 	}
 	// The guests of a cluster one after the other, so that they share a view of the hosts.
@@ -37,17 +37,26 @@ func (p *pass) drain() {
 		}
 		return strings.Compare(a.Meta.Name, b.Meta.Name)
 	})
+	nowhere := len(p.openRoom().takers()) == 0
 	for _, g := range leaving {
 		if p.full() {
 			return
 		}
-		p.moveAway(g, p.Hosts[g.Host])
+		if nowhere {
+			p.stays(g, p.Hosts[g.Host])
+		} else {
+			p.moveAway(g, p.Hosts[g.Host])
+		}
 	}
 }
 
 // moveAway begins to move a guest away from its host, if that is possible and permitted now. Later decisions try again.
 func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
-	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || diskAway(p.Objects, p, g) != "" {
+	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
+		return
+	}
+	if diskAway(p.Objects, p, g) != "" {
+		p.stays(g, h)
 		return
 	}
 	if wait := failedLately(p.index.ended[g.Meta.Uid], p.Now); wait > 0 {
@@ -71,6 +80,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		}
 		return
 	}
+	p.stays(g, h)
 }
 
 // leavingView describes the hosts to the leaving guests of one cluster: first the hosts that take guests, then other hosts

@@ -30,10 +30,22 @@ const (
 	hostEventEvery = 10 * time.Minute
 )
 
-// eventsLeft is how many events of one kind a host's descriptions may still cause.
+// eventsLeft is how many events of one kind may still be caused. The zero value has had none.
 type eventsLeft struct {
 	n     int
 	since time.Time // when one was last added
+}
+
+// take takes one of the events that are left: most at the beginning, and one more after each pause. It returns the rest, and
+// whether one was left.
+func (l eventsLeft) take(now time.Time, most int, pause time.Duration) (rest eventsLeft, some bool) {
+	if l.since.IsZero() {
+		l = eventsLeft{most, now}
+	}
+	if more := int(now.Sub(l.since) / pause); more > 0 {
+		l = eventsLeft{min(l.n+more, most), now}
+	}
+	return eventsLeft{max(l.n-1, 0), l.since}, l.n > 0
 }
 
 // hostEvent is a kind of events that a host's descriptions cause.
@@ -42,20 +54,12 @@ type hostEvent struct{ host, kind string }
 // tells adds an event to a change that a host's description has caused, if there may be one of this kind.
 func (p *pass) tells(c *Change, host, kind, text string, args ...any) {
 	of := hostEvent{host, kind}
-	left, is := p.told[of]
-	if !is {
-		left = eventsLeft{hostEvents, p.Now}
-	}
-	if more := int(p.Now.Sub(left.since) / hostEventEvery); more > 0 {
-		left = eventsLeft{min(left.n+more, hostEvents), p.Now}
-	}
-	spent := left.n == 0
-	left.n = max(left.n-1, 0)
+	left, some := p.told[of].take(p.Now, hostEvents, hostEventEvery)
 	p.told[of] = left
-	switch {
-	case spent:
+	if !some {
 		return
-	case left.n == 0:
+	}
+	if left.n == 0 {
 		text += "; further such events of the host are not recorded for a while"
 	}
 	c.event(v1.Severity_SEVERITY_WARNING, "host", host, text, args...)

@@ -274,6 +274,9 @@ func (p *pass) bringTogether() {
 			planned++
 		}
 		if why != "" {
+			if c.exceeds != "" {
+				p.keeps(kept{policy.LocalityName, p.Clusters[name].Meta.Uid}, "cluster", p.Clusters[name].Meta, "locality does not bring its guests closer to each other: %s", c.exceeds)
+			}
 			continue
 		}
 		if _, is := whole.Rebalances(); is {
@@ -282,6 +285,8 @@ func (p *pass) bringTogether() {
 				state = places.State()
 			}
 			if !c.pays(places, state, plan) {
+				p.keeps(kept{policy.LocalityName, p.Clusters[name].Meta.Uid}, "cluster", p.Clusters[name].Meta,
+					"locality does not bring its guests closer to each other: by the other policies, its moves would cost more than they gain")
 				continue
 			}
 		}

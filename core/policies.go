@@ -57,6 +57,7 @@ type policyMemory struct {
 	usage *Usage
 	// lapsed are the waiting moves of policies that rebalance, if they no longer gain anything, by uid.
 	lapsed map[string]bool
+	kept   keptMemory
 }
 
 // hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
@@ -68,6 +69,7 @@ type hostMatch struct {
 
 func (m policyMemory) clone() policyMemory {
 	m.matches, m.lapsed = maps.Clone(m.matches), maps.Clone(m.lapsed)
+	m.kept = keptMemory{maps.Clone(m.kept.told), maps.Clone(m.kept.left)}
 	return m
 }
 

@@ -424,7 +424,8 @@ func (p *pass) rebalance() {
 	memory.lapsed = places.lapsed(p.index.moves)
 	var c Change
 	group := 0
-	plan := places.Plan()
+	plan, refused := places.Plan()
+	p.refused(places, refused)
 	for i, m := range plan {
 		if m.Group == 0 || m.Group != group {
 			c, group = Change{}, m.Group

@@ -97,6 +97,14 @@ type Problem struct {
 	Most   int // proposals at most
 }
 
+// Refused is a move that gains enough, but that its policy must not begin.
+type Refused struct {
+	Guest, To int
+	Policy    string
+	Net       float64 // the gain less the cost
+	Why       string
+}
+
 // move returns how many seconds a guest's move to a host takes, and the work that it costs, in seconds of one processor.
 func (p *Problem) move(guest, to int) (seconds, lost float64) {
 	g, longer := p.Guests[guest], 0.0
@@ -132,8 +140,9 @@ const (
 	pairHosts  = 6  // targets for each of them
 )
 
-// Plan returns proposals, those with the largest gain first. Each guest moves at most once.
-func (p *Problem) Plan() (proposals []Proposal) {
+// Plan returns proposals, those with the largest gain first, and single moves that would gain enough after them, at most one of
+// each guest. Each guest moves at most once.
+func (p *Problem) Plan() (proposals []Proposal, refused []Refused) {
 	s := newState(p)
 	groups := 0
 	for len(proposals) < p.Most {
@@ -142,6 +151,7 @@ func (p *Problem) Plan() (proposals []Proposal) {
 			proposals = append(proposals, *best)
 			continue
 		}
+		refused = s.refused
 		pair := s.bestPair(p.Most - len(proposals))
 		if pair == nil {
 			break
@@ -166,7 +176,7 @@ func (p *Problem) Plan() (proposals []Proposal) {
 			}
 		}
 	}
-	return proposals
+	return proposals, slices.DeleteFunc(refused, func(r Refused) bool { return s.moved[r.Guest] })
 }
 
 // Cost returns the weighted cost of the guests' places.
@@ -298,14 +308,31 @@ func (s *State) candidates(n int) (list []int) {
 	return list
 }
 
-// bestMove returns the move that gains most; nil: none gains enough.
+// refuse notes a refused move, if it is the guest's best. The moves of a guest follow each other.
+func (s *State) refuse(r Refused) {
+	last := len(s.refused) - 1
+	switch {
+	case last < 0 || s.refused[last].Guest != r.Guest:
+		s.refused = append(s.refused, r)
+	case r.Net > s.refused[last].Net:
+		s.refused[last] = r
+	}
+}
+
+// bestMove returns the move that gains most; nil: none gains enough. s.refused then has the moves that gain enough but must not
+// be made, all of them if it returns nil.
 func (s *State) bestMove() (best *Proposal) {
+	s.refused = nil
 	for _, g := range s.candidates(mostGuests) {
 		for _, to := range s.targets(g, mostTarget) {
 			gain, by := s.gain(g, to)
 			seconds, lost := s.move(g, to)
 			cost := lost / by.Horizon
-			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 || s.may(g, to, by) != "" {
+			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 {
+				continue
+			}
+			if why := s.may(g, to, by); why != "" {
+				s.refuse(Refused{g, to, by.Name, gain - cost, why})
 				continue
 			}
 			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: seconds}

@@ -18,14 +18,15 @@ type State struct {
 	Clusters []Cluster
 	Of       []int // the cluster of each guest, an index in Clusters
 
-	memory []uint64 // of each host, in use by guests that are there, arrive or leave
-	vcpus  []uint32
-	turns  []int // see Host.Turns
-	site   []int // of each host, a number
-	moved  []bool
-	begun  map[string]int // moves that were taken, by policy
-	sent   map[link]uint64
-	trying bool // a move is tried, and will be taken back before anything is sorted again
+	memory  []uint64 // of each host, in use by guests that are there, arrive or leave
+	vcpus   []uint32
+	turns   []int // see Host.Turns
+	site    []int // of each host, a number
+	moved   []bool
+	begun   map[string]int // moves that were taken, by policy
+	sent    map[link]uint64
+	refused []Refused // see bestMove
+	trying  bool      // a move is tried, and will be taken back before anything is sorted again
 	// Marks of what a search has seen.
 	stamp     int
 	seenHost  []int

@@ -53,7 +53,7 @@ func Settle(p *rebalance.Problem) (moves int, err error) {
 		for _, g := range p.Guests {
 			p.Hosts[g.Host].MemoryUsed += g.Request.Shape.MemoryBytes
 		}
-		plan := p.Plan()
+		plan, _ := p.Plan()
 		if len(plan) == 0 {
 			return moves, nil
 		}

@@ -1,0 +1,84 @@
+package core
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// kept returns the events that tell of guests that stay.
+func (h *household) kept() (list []string) {
+	for _, e := range h.events {
+		if strings.Contains(e, " stays on host ") {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+func TestEventsTellWhyGuestsStayOnAHostWhoseOwnerIsBack(t *testing.T) {
+	for policy, why := range map[string]string{
+		"harvest: {}\n":                         "no other host can take it; `watari explain guest md-0` tells why",
+		"harvest: {exempt: {clusters: [md]}}\n": "the policy exempts it",
+		"harvest: {quiet_hours: [{from: \"00:00\", to: \"23:59\"}]}\n": "these are quiet hours: every day 00:00 to 23:59 UTC",
+	} {
+		h := newHousehold(t, ownersOfAll+policy, 1)
+		h.pass(0)
+		for host := range h.idle {
+			h.idle[host] = 0.1
+		}
+		for range 59 {
+			h.pass(time.Minute)
+		}
+		want := "md-0 stays on host a1 although its owner is back: " + why
+		if got := h.kept(); len(got) != 1 || got[0] != want {
+			t.Errorf("%s: the events are %q, want %q", policy, got, want)
+		}
+		for range 60 {
+			h.pass(time.Minute)
+		}
+		if got := h.kept(); len(got) != 2 {
+			t.Errorf("%s: after two hours, the events are %q", policy, got)
+		}
+	}
+}
+
+func TestEventsTellWhichMovesThatGainAreNotMade(t *testing.T) {
+	h := small(t, "balance: {exempt: {clusters: [md]}}\n", 4)
+	h.use(1, nil)
+	h.pass(0)
+	got := h.kept()
+	if len(got) != 1 || !strings.HasPrefix(got[0], "md-0 stays on host a1, like 3 other guests, although policy balance would move it to host a2 and gain 2.") || !strings.HasSuffix(got[0], ": the policy exempts it") {
+		t.Errorf("the events are %q", got)
+	}
+	h = small(t, "balance: {moves_per_hour: 1}\n", 4)
+	h.use(1, nil)
+	h.pass(0)
+	if got := h.kept(); h.moves() != "md-0 a2" || len(got) != 1 || !strings.HasPrefix(got[0], "md-1 stays on host a1, like 2 other guests, although") || !strings.HasSuffix(got[0], ": it has begun as many moves as it may") {
+		t.Errorf("moves %q, events %q", h.moves(), got)
+	}
+	h = small(t, "balance: {}\n", 4)
+	h.use(0.2, nil)
+	h.pass(0)
+	if got := h.kept(); len(got) != 0 {
+		t.Errorf("where nothing gains, the events are %q", got)
+	}
+}
+
+// A policy that keeps many guests does not fill the history.
+func TestEventsOfKeptGuestsAreBounded(t *testing.T) {
+	h := newHousehold(t, ownersOfAll+"harvest: {exempt: {clusters: [md]}}\n", 100)
+	h.pass(0)
+	h.idle["a1"] = 0.1
+	h.pass(time.Second)
+	got := h.kept()
+	if len(got) != keptEvents || !strings.HasSuffix(got[keptEvents-1], "; other such events of policy harvest wait") {
+		t.Errorf("%d events, the last one %q", len(got), got[len(got)-1])
+	}
+	for range 10 {
+		h.pass(time.Minute)
+	}
+	if got := h.kept(); len(got) != keptEvents+10 {
+		t.Errorf("%d events after 10 minutes", len(got))
+	}
+}
