@@ -44,7 +44,7 @@ tarball: build ## pack the programs for other distributions into build/watari-VE
 
 test: lint test-unit test-pm test-guests test-system ## all tests except the long ones; installs what they need (root)
 
-# These tests wait for half of their time, so two processes share them, each with a lab of its own: eleven tests for one, eleven
+# These tests wait for half of their time, so two processes share them, each with a lab of its own: four tests for one, four
 # for the other, and so on, which takes both about as long. Those that measure the speeds of hosts run alone after that.
 ALONE := TestAbstractProcessors
 test-system: build ## tests of the whole system, in labs with real guests (root)
@@ -54,7 +54,7 @@ test-system: build ## tests of the whole system, in labs with real guests (root)
 	@$(MAKE) --no-print-directory -j2 test-half-1 test-half-2 || { scripts/failures build/log/test-half-*.log 2>/dev/null; exit 1; }
 	@$(if $(WATARI_TEST_FULL),$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 20m -run '^($(ALONE))$$' ./test/)
 test-half-%:
-	@set -o pipefail; tests=$$($(GO) test -list . ./test | grep -vxE '$(if $(WATARI_TEST_FULL),$(ALONE))' | awk '/^Test/ && int(NR / 11) % 2 == $* - 1' | paste -sd'|') && \
+	@set -o pipefail; tests=$$($(GO) test -list . ./test | grep -vxE '$(if $(WATARI_TEST_FULL),$(ALONE))' | awk '/^Test/ && int(NR / 4) % 2 == $* - 1' | paste -sd'|') && \
 		WATARI_TEST_HALF=$* $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 80m -run "^($$tests)\$$" ./test/ | \
 		tee build/log/test-half-$*.log | sed -u 's/^/$*: /'
 

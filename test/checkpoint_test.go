@@ -34,8 +34,8 @@ type savedCluster struct {
 	}
 }
 
-// TestAClusterGoesOnFromACheckpoint restores a cluster twice under one run: on request, and because a host is lost. For the
-// second restore, the test stops the agent of a guest's host, as if the host were disconnected: the agent can neither hear
+// TestAClusterGoesOnFromACheckpoint restores a cluster under one run: on request, and because a host is lost. For the
+// last restore, the test stops the agent of a guest's host, as if the host were disconnected: the agent can neither hear
 // from the manager nor end the guest. The host's watchdog ends the guest before its lease ends. When the agent continues, it
 // has old orders to run the guest.
 func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
@@ -72,13 +72,19 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	if v := made.Verification; !strings.HasSuffix(v.State, "_DONE") || !strings.HasPrefix(v.Guest, "saved-") {
 		t.Errorf("the verification is %+v", v)
 	}
-	// The next checkpoint is altered on all hosts, and then requested. The one before is used instead.
-	altered := copied(t, checkpointed(t, "saved").Meta.Name)
-	alter(t, altered, 1, altered.Members[1].File.Hosts)
-	must(t, "checkpoint", "restore", altered.Meta.Name)
-	settled(t, "saved", 2)
-	if now := decoded[savedCluster](t, "checkpoint", "show", altered.Meta.Name); !strings.HasSuffix(now.State, "_DAMAGED") {
-		t.Errorf("the altered checkpoint is %s: %s", now.State, now.Message)
+	// The next checkpoint is altered or truncated on all hosts, and then requested. The one before is used instead.
+	for _, damage := range []func(c savedCluster){
+		func(c savedCluster) { alter(t, c, 1, c.Members[1].File.Hosts) },
+		func(c savedCluster) { truncate(t, c, 1) },
+	} {
+		damaged := copied(t, checkpointed(t, "saved").Meta.Name)
+		damage(damaged)
+		must(t, "checkpoint", "restore", damaged.Meta.Name)
+		settled(t, "saved", 2)
+		if now := decoded[savedCluster](t, "checkpoint", "show", damaged.Meta.Name); !strings.HasSuffix(now.State, "_DAMAGED") {
+			t.Errorf("the damaged checkpoint is %s: %s", now.State, now.Message)
+		}
+		eventsTell(t, "is restored from "+made.Meta.Name+": checkpoint "+damaged.Meta.Name+" could not be restored")
 	}
 
 	lost := guestNamed(t, "saved-1")
@@ -122,6 +128,14 @@ func alter(t *testing.T, c savedCluster, guest int, hosts []string) {
 	t.Helper()
 	for _, host := range hosts {
 		inHost(t, host, fmt.Sprintf("printf altered | dd of=%s/checkpoints/%s/%s bs=1 seek=5000 conv=notrunc 2>/dev/null", agentState, c.Meta.UID, c.Members[guest].GuestUID))
+	}
+}
+
+// truncate cuts off the end of a guest's file of a checkpoint, on all hosts.
+func truncate(t *testing.T, c savedCluster, guest int) {
+	t.Helper()
+	for _, host := range c.Members[guest].File.Hosts {
+		inHost(t, host, fmt.Sprintf("truncate -s -1000 %s/checkpoints/%s/%s", agentState, c.Meta.UID, c.Members[guest].GuestUID))
 	}
 }
 
