@@ -41,7 +41,7 @@ const (
 	volumeCheck = time.Second
 	// failedAfter is how long tries fail before the manager is told to ask another host, if it can.
 	failedAfter = time.Minute
-	// usedStep is the step in which the use of the disk is reported: after each change of a report the manager decides anew.
+	// usedStep is the step, rounded up, in which the use of the disk is reported: after each change of a report the manager decides anew.
 	usedStep = 64 << 20
 	// syncTime is how long a guest may take to write its home to its volume before the guest ends.
 	syncTime = 20 * time.Second
@@ -315,7 +315,7 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if ctx.Err() != nil {
 		return
 	}
-	used := disk.UsedBytes() / usedStep * usedStep
+	used := (disk.UsedBytes() + usedStep - 1) / usedStep * usedStep
 	k.mu.Lock()
 	before := *v
 	v.working, v.ready, v.used = false, err == nil && !w.Discard, used

@@ -4,10 +4,9 @@ package core
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
-
-	"github.com/dustin/go-humanize/english"
 
 	v1 "watari/api/watariv1"
 	"watari/policy"
@@ -15,46 +14,68 @@ import (
 )
 
 const (
+	// keptFor is how long something has to hold until people are told: hosts reconnect one after the other, and moves wait for
+	// each other. keptLost is the time without it after which it has ended.
+	keptFor  = 30 * time.Second
+	keptLost = 2 * time.Minute
 	// keptAgain is the time after which people are told again of what still holds.
-	keptAgain = time.Hour
+	keptAgain = 6 * time.Hour
 	// Each policy may cause keptEvents such events at once, and then one each keptEventEvery: the history has a fixed number of
 	// events.
 	keptEvents     = 20
 	keptEventEvery = time.Minute
 )
 
-// kept is something that a policy does not do: about is the uid of a guest or a cluster, or the reason.
-type kept struct{ policy, about string }
+// kept is a guest, or the guests of a cluster, that a policy would move and does not.
+type kept struct{ policy, uid string }
 
-// keptMemory is what people were told of, and when.
+// keptTimes says since when something holds, when that was last seen, and when people were last told; zero: never.
+type keptTimes struct{ since, seen, told time.Time }
+
+// keptMemory is what a Core remembers of what policies do not do.
 type keptMemory struct {
-	told map[kept]time.Time
-	left map[string]eventsLeft // by policy
+	times map[kept]keptTimes
+	left  map[string]eventsLeft // by policy
+	swept time.Time             // when old times were last deleted
 }
 
-// keeps tells that a policy would move a guest, or the guests of a cluster, and does not. kind and meta are of the guest or the
-// cluster.
-func (p *pass) keeps(of kept, kind string, meta *v1.Meta, text string, args ...any) {
-	memory, name := &p.Core.policies.kept, of.policy
-	if last, is := memory.told[of]; is && !p.Now.Before(last) && p.Now.Sub(last) < keptAgain {
-		return
+func (m keptMemory) clone() keptMemory {
+	return keptMemory{maps.Clone(m.times), maps.Clone(m.left), m.swept}
+}
+
+// keeps notes that a policy does not move a guest, or the guests of a cluster. It reports whether people are to be told now.
+func (p *pass) keeps(name, uid string) bool {
+	memory, of := &p.Core.policies.kept, kept{name, uid}
+	if memory.times == nil {
+		memory.times, memory.left = map[kept]keptTimes{}, map[string]eventsLeft{}
+	}
+	if since := p.Now.Sub(memory.swept); since < 0 || since > keptLost {
+		memory.swept = p.Now
+		maps.DeleteFunc(memory.times, func(_ kept, t keptTimes) bool { return p.Now.Sub(t.seen) > keptAgain })
+	}
+	t := memory.times[of]
+	if since := p.Now.Sub(t.seen); t.seen.IsZero() || since < 0 || since > keptLost {
+		t.since = p.Now
+	}
+	t.seen = p.Now
+	defer func() { memory.times[of] = t }()
+	if due := t.since.Add(keptFor); p.Now.Before(due) {
+		p.again = earlier(p.again, due)
+		return false
+	}
+	if told := p.Now.Sub(t.told); !t.told.IsZero() && told >= 0 && told < keptAgain || p.full() {
+		return false
 	}
 	left, some := memory.left[name].take(p.Now, keptEvents, keptEventEvery)
-	if !some || p.full() {
-		return
+	memory.left[name] = left
+	if some {
+		t.told = p.Now
 	}
-	if memory.told == nil {
-		memory.told, memory.left = map[kept]time.Time{}, map[string]eventsLeft{}
-	}
-	for other, at := range memory.told {
-		if p.Now.Sub(at) >= keptAgain {
-			delete(memory.told, other)
-		}
-	}
-	memory.told[of], memory.left[name] = p.Now, left
-	if left.n == 0 {
-		text += "; other such events of policy " + name + " wait"
-	}
+	return some
+}
+
+// tellKept tells that a policy does not move a guest, or the guests of a cluster: kind and meta are of the guest or the cluster.
+func (p *pass) tellKept(kind string, meta *v1.Meta, text string, args ...any) {
 	var c Change
 	c.event(v1.Severity_SEVERITY_INFO, kind, meta.Name, text, args...)
 	p.propose(kind+"/"+meta.Name, c)
@@ -62,18 +83,34 @@ func (p *pass) keeps(of kept, kind string, meta *v1.Meta, text string, args ...a
 
 // stays tells why a guest stays on a host that policies have withdrawn. Of drained hosts, the command that drains tells.
 func (p *pass) stays(g *v1.Guest, h *v1.Host) {
-	if h.Draining || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
+	if h.Draining || p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
 		return
 	}
 	for _, w := range h.Withdrawn {
 		bounds, _ := p.Core.policies.policy.BoundsOf(w.Policy)
-		if bounds == nil {
+		if bounds == nil || !p.keeps(w.Policy, g.Meta.Uid) {
 			continue
 		}
 		why, _ := mustStay(p.Core.policies.policy, w.Policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
-		why = cmp.Or(diskAway(p.Objects, p, g), why, p.usedLately().spent(w.Policy, bounds), "no other host can take it; `watari explain guest "+g.Meta.Name+"` tells why")
-		p.keeps(kept{w.Policy, g.Meta.Uid}, "guest", g.Meta, "stays on host %s although %s: %s", g.Host, leaveFor(w.Policy), why)
+		why = cmp.Or(diskAway(p.Objects, p, g), why, p.usedLately().spent(w.Policy, bounds), p.linkSpent(g, w.Policy),
+			"no other host can take it; `watari explain guest "+g.Meta.Name+"` tells why")
+		p.tellKept("guest", g.Meta, "stays on host %s although %s: %s", g.Host, leaveFor(w.Policy), why)
 	}
+}
+
+// linkSpent says that a policy must not move a guest to some other site because of the bytes that its moves have sent there; empty:
+// it may move to each.
+func (p *pass) linkSpent(g *v1.Guest, name string) string {
+	toSite := p.look().toSite(g, name)
+	if toSite == nil {
+		return ""
+	}
+	for _, host := range sortedKeys(p.Hosts) {
+		if why := toSite(siteOf(p.Hosts[host])); why != "" {
+			return why
+		}
+	}
+	return ""
 }
 
 // leaveFor says why guests have to leave a host that a policy has withdrawn.
@@ -84,25 +121,25 @@ func leaveFor(name string) string {
 	return "policy " + name + " wants it to leave"
 }
 
-// refused tells which moves that gain policies must not make. Of guests that stay for the same reason, it names the one whose move
-// would gain most.
+// refused tells of each policy which move would gain most of those that it must not make.
 func (p *pass) refused(places *Places, moves []rebalance.Refused) {
 	slices.SortStableFunc(moves, func(a, b rebalance.Refused) int { return cmp.Compare(b.Net, a.Net) })
-	guests := map[kept]int{}
+	seen := map[string]bool{}
 	for _, m := range moves {
-		guests[kept{m.Policy, m.Why}]++
-	}
-	for _, m := range moves {
-		of := kept{m.Policy, m.Why}
-		if guests[of] == 0 {
-			continue // told
-		}
-		others := ""
-		if n := guests[of] - 1; n > 0 {
-			others = ", like " + english.Plural(n, "other guest", "")
-		}
-		guests[of] = 0
 		g := places.guests[m.Guest]
-		p.keeps(of, "guest", g.Meta, "stays on host %s%s, although policy %s would move it to host %s and gain %.2f: %s", g.Host, others, m.Policy, places.Hosts[m.To].Name, m.Net, m.Why)
+		if seen[m.Policy] || p.asked[g.Meta.Uid] || p.changed(g) {
+			continue
+		}
+		seen[m.Policy] = true
+		if p.keeps(m.Policy, g.Meta.Uid) {
+			p.tellKept("guest", g.Meta, "stays on host %s, although policy %s would move it to host %s and gain %.2f: %s", g.Host, m.Policy, places.Hosts[m.To].Name, m.Net, m.Why)
+		}
+	}
+}
+
+// apart tells why policy locality does not bring the guests of a cluster closer to each other.
+func (p *pass) apart(c *v1.Cluster, why string) {
+	if !p.changed(c) && p.keeps(policy.LocalityName, c.Meta.Uid) {
+		p.tellKept("cluster", c.Meta, "locality does not bring its guests closer to each other: %s", why)
 	}
 }

@@ -33,6 +33,7 @@ type closer struct {
 	guests  []*v1.Guest
 	problem *locality.Problem // nil: there was nothing to plan
 	exceeds string            // why a guest must not move to some site; empty: no guest was refused so
+	spent   bool              // there is no plan because the policy's moves have used up a bound
 }
 
 // closer returns the plan of a cluster. why says why no guest is to move; empty: the plan has moves.
@@ -58,6 +59,7 @@ func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan 
 	case !c.distant(pairs):
 		return c, plan, "its guests send too little between hosts for a move to pay"
 	case most <= 0:
+		c.spent = true
 		return c, plan, l.lately.spent(policy.LocalityName, bounds)
 	}
 	c.problem = c.describe(pairs, most)
@@ -88,6 +90,7 @@ func (c *closer) plan() locality.Plan {
 		}
 		c.exceeds, c.problem.Most = why, i
 		if i == 0 {
+			c.spent = true
 			return locality.Plan{Before: plan.Before, After: plan.Before}
 		}
 		return c.problem.Plan()
@@ -274,8 +277,8 @@ func (p *pass) bringTogether() {
 			planned++
 		}
 		if why != "" {
-			if c.exceeds != "" {
-				p.keeps(kept{policy.LocalityName, p.Clusters[name].Meta.Uid}, "cluster", p.Clusters[name].Meta, "locality does not bring its guests closer to each other: %s", c.exceeds)
+			if c.spent {
+				p.apart(p.Clusters[name], why)
 			}
 			continue
 		}
@@ -285,8 +288,7 @@ func (p *pass) bringTogether() {
 				state = places.State()
 			}
 			if !c.pays(places, state, plan) {
-				p.keeps(kept{policy.LocalityName, p.Clusters[name].Meta.Uid}, "cluster", p.Clusters[name].Meta,
-					"locality does not bring its guests closer to each other: by the other policies, its moves would cost more than they gain")
+				p.apart(p.Clusters[name], "by the other policies, its moves would cost more than they gain")
 				continue
 			}
 		}

@@ -69,7 +69,7 @@ type hostMatch struct {
 
 func (m policyMemory) clone() policyMemory {
 	m.matches, m.lapsed = maps.Clone(m.matches), maps.Clone(m.lapsed)
-	m.kept = keptMemory{maps.Clone(m.kept.told), maps.Clone(m.kept.left)}
+	m.kept = m.kept.clone()
 	return m
 }
 

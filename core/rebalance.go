@@ -172,16 +172,25 @@ func (l *look) places() *Places {
 func (l *look) whyForbidden(g *v1.Guest, name string) string {
 	bounds, _ := l.policy.BoundsOf(name)
 	ended := l.ended(g.Meta.Uid)
+	var failed *v1.Migration
 	for _, m := range ended {
 		age := l.now.Sub(m.Ended.AsTime())
-		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown {
-			return "its last move by " + m.Policy + " failed: " + m.Message
+		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown && (failed == nil || before(failed, m)) {
+			failed = m
 		}
+	}
+	if failed != nil {
+		return "its last move by " + failed.Policy + " failed: " + failed.Message
 	}
 	longer := *bounds
 	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
 	why, _ := mustStay(l.policy, name, &longer, g, ended, l.now)
 	return why
+}
+
+// before reports whether a move ended before another one.
+func before(a, b *v1.Migration) bool {
+	return cmp.Or(a.Ended.AsTime().Compare(b.Ended.AsTime()), cmp.Compare(a.Meta.Name, b.Meta.Name)) < 0
 }
 
 // askedOnce makes a request remember which hosts are compatible. A look asks for the same hosts many times.

@@ -527,7 +527,7 @@ func volumeRoom(s *Objects, host string, report *v1.HostObserved) uint64 {
 	free := report.GetLoad().GetDiskAvailableBytes()
 	for _, v := range s.Volumes {
 		if slices.Contains(volumeHosts(v), host) {
-			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes)
+			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes) // rounded up, by little
 			free -= min(free, v.SizeBytes-used)
 		}
 	}

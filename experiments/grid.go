@@ -274,6 +274,9 @@ func countedMigrations(o Options) (*Result, error) {
 			for range o.Runs {
 				var alone float64
 				for _, moves := range []int{0, 1, 2, 4, 8} {
+					if _, err := s.Watari("migrate", "mig-1", "--to", "a1"); err != nil && !strings.Contains(err.Error(), "already") {
+						return err
+					}
 					took, made, err := withMoves(s, program, moves, "a2")
 					switch {
 					case err != nil:
@@ -309,6 +312,9 @@ func countedMigrations(o Options) (*Result, error) {
 // movedQueens is a board's side, for which two emulated guests need longer than eight migrations take.
 const movedQueens = "15"
 
+// untilItRuns is how long a run takes at most until its program computes.
+const untilItRuns = 5 * time.Second
+
 // withMoves runs a program on cluster mig, and moves a guest meanwhile, to a host and back to a1 in turn. It returns how long the
 // run took, in seconds, and the moves that were made.
 func withMoves(s *system.System, program []string, moves int, to string) (took float64, made []moved, err error) {
@@ -317,6 +323,7 @@ func withMoves(s *system.System, program []string, moves int, to string) (took f
 		_, err := s.Watari(append([]string{"run", "mig"}, program...)...)
 		done <- err
 	}()
+	time.Sleep(min(1, time.Duration(moves)) * untilItRuns)
 	for i := range moves {
 		target := to
 		if i%2 == 1 {

@@ -111,7 +111,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 // copied waits until each file of a checkpoint is on two hosts.
 func copied(t *testing.T, name string) (now savedCluster) {
 	t.Helper()
-	until(t, time.Minute, "each file is on two hosts", func() (bool, string) {
+	until(t, max(time.Minute, settle), "each file is on two hosts", func() (bool, string) {
 		now = decoded[savedCluster](t, "checkpoint", "show", name)
 		for _, m := range now.Members {
 			if len(m.File.Hosts) < 2 {
@@ -144,7 +144,7 @@ func truncate(t *testing.T, c savedCluster, guest int) {
 func checkpointed(t *testing.T, cluster string) (made savedCluster) {
 	t.Helper()
 	for try := range 4 {
-		out, err := shared.watari(2*time.Minute, "-o", "json", "checkpoint", "create", cluster)
+		out, err := shared.watari(max(2*time.Minute, settle), "-o", "json", "checkpoint", "create", cluster)
 		if err == nil {
 			return decoded[savedCluster](t, "checkpoint", "show", newestCheckpoint(t, cluster))
 		}

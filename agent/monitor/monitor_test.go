@@ -326,12 +326,17 @@ func TestGuestPressure(t *testing.T) {
 			}
 		}
 	}
-	f := newFake(t) // control groups of version 1 only
-	f.run(qemu(7, uidA, "md-0", 0))
-	f.write("proc/7/cgroup", "5:cpu:/"+scope+"\n")
-	for range 10 {
-		if g := f.sample(0).Guests[0]; g.CpuPressure != nil {
-			t.Errorf("pressure from nowhere: %v", g)
+	for _, groups := range []string{"5:cpu:/" + scope + "/libvirt/emulator\n", "0::/system.slice/libvirtd.service\n"} { // version 1; none of its own
+		f := newFake(t)
+		f.run(qemu(7, uidA, "md-0", 0))
+		f.write("proc/7/cgroup", groups)
+		for i, dir := range []string{scope, "system.slice/libvirtd.service"} {
+			f.write("sys/fs/cgroup/"+dir+"/cpu.pressure", fmt.Sprintf("some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n", i))
+		}
+		for range 10 {
+			if g := f.sample(0).Guests[0]; g.CpuPressure != nil {
+				t.Errorf("%q: pressure of others: %v", groups, g)
+			}
 		}
 	}
 }

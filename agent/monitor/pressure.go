@@ -96,10 +96,11 @@ func (m *Monitor) groupPSI(pid int) psi {
 		return now
 	}
 	for _, g := range groups {
-		if g.HierarchyID != 0 {
-			continue // version 1
+		own, is := domainGroup(g.Path)
+		if g.HierarchyID != 0 || !is { // of version 1, or shared with others
+			continue
 		}
-		dir := filepath.Join(m.config.Root, "sys/fs/cgroup", domainGroup(g.Path))
+		dir := filepath.Join(m.config.Root, "sys/fs/cgroup", own)
 		for _, resource := range resources {
 			if stats, ok := readPSI(filepath.Join(dir, resource+".pressure")); ok {
 				now[resource] = stats
@@ -110,9 +111,10 @@ func (m *Monitor) groupPSI(pid int) psi {
 }
 
 // domainGroup returns the group of a whole guest. libvirt keeps QEMU's own threads in a group named emulator below it; under
-// systemd, a group named libvirt is in between.
-func domainGroup(of string) string {
-	return strings.TrimSuffix(strings.TrimSuffix(of, "/emulator"), "/libvirt")
+// systemd, a group named libvirt is in between. If libvirt makes no groups, QEMU is in one with other processes: false.
+func domainGroup(of string) (group string, is bool) {
+	group, is = strings.CutSuffix(of, "/emulator")
+	return strings.TrimSuffix(group, "/libvirt"), is
 }
 
 // readPSI reads a group's file, which has the same lines as those of the host.

@@ -4924,7 +4924,7 @@ type Volume struct {
 	Message             string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready, or stays on a host that is drained or maintained, for people
 	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
-	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk, in steps of 64 MiB; set in answers, not stored
+	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk, in steps of 64 MiB, rounded up; 0: not known. Set in answers, not stored
 	Generation          uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                            // grows each time that the volume gets another host; a disk of an older one is stale
 	CheckpointKey       string                 `protobuf:"bytes,10,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"` // the key pair for its snapshots, as in Cluster; empty: none were made. Not in answers
 	CheckpointRecipient string                 `protobuf:"bytes,11,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"`
@@ -5337,7 +5337,7 @@ type VolumeObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
 	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`                          // its disk is there and served
-	UsedBytes     uint64                 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk, in steps of 64 MiB
+	UsedBytes     uint64                 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of the host's disk, in steps of 64 MiB, rounded up
 	Facts         *VolumeFacts           `protobuf:"bytes,4,opt,name=facts,proto3" json:"facts,omitempty"`
 	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                // why it is not ready
 	Restored      string                 `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"`              // the latest restore in which its disk was put back

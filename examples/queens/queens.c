@@ -78,12 +78,14 @@ int main(int argc, char **argv)
         for (int other = 1; other < ranks; other++)
             give(-1);
     } else {
+        /* Each worker asks for its next task before it solves one, so that it need not wait for rank 0 to look. */
+        MPI_Send(NULL, 0, MPI_INT, 0, ASK, MPI_COMM_WORLD);
         for (;;) {
             int task;
-            MPI_Send(NULL, 0, MPI_INT, 0, ASK, MPI_COMM_WORLD);
             MPI_Recv(&task, 1, MPI_INT, 0, TASK, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
             if (task < 0)
                 break;
+            MPI_Send(NULL, 0, MPI_INT, 0, ASK, MPI_COMM_WORLD);
             own += solve_task(n, task);
         }
     }

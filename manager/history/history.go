@@ -54,9 +54,9 @@ var hostFields = []field[*v1.HostSample]{
 	{mean, (*v1.HostSample).GetCpuSystem, func(s *v1.HostSample, v float64) { s.CpuSystem = v }},
 	{mean, func(s *v1.HostSample) float64 { return float64(s.MemoryAvailableBytes) }, func(s *v1.HostSample, v float64) { s.MemoryAvailableBytes = uint64(v) }},
 	{mean, func(s *v1.HostSample) float64 { return float64(s.MemoryGuestsBytes) }, func(s *v1.HostSample, v float64) { s.MemoryGuestsBytes = uint64(v) }},
-	pressure((*v1.HostSample).GetCpuPressure, func(s *v1.HostSample, p *v1.Pressure) { s.CpuPressure = p }),
-	pressure((*v1.HostSample).GetMemoryPressure, func(s *v1.HostSample, p *v1.Pressure) { s.MemoryPressure = p }),
-	pressure((*v1.HostSample).GetIoPressure, func(s *v1.HostSample, p *v1.Pressure) { s.IoPressure = p }),
+	pressure(func(s *v1.HostSample) **v1.Pressure { return &s.CpuPressure }),
+	pressure(func(s *v1.HostSample) **v1.Pressure { return &s.MemoryPressure }),
+	pressure(func(s *v1.HostSample) **v1.Pressure { return &s.IoPressure }),
 	{least, func(s *v1.HostSample) float64 {
 		return optional(s.GetOwner().GetInputIdle(), s.GetOwner() != nil && s.Owner.InputIdle != nil)
 	},
@@ -69,6 +69,7 @@ var hostFields = []field[*v1.HostSample]{
 	{mean, (*v1.HostSample).GetMigrationSent, func(s *v1.HostSample, v float64) { s.MigrationSent = v }},
 }
 
+// guestFields leaves out the pressure on guests: a guest takes memory for each field of each step, and there are many guests.
 var guestFields = []field[*v1.GuestSample]{
 	{mean, (*v1.GuestSample).GetCpu, func(s *v1.GuestSample, v float64) { s.Cpu = v }},
 	{mean, func(s *v1.GuestSample) float64 { return float64(s.MemoryBytes) }, func(s *v1.GuestSample, v float64) { s.MemoryBytes = uint64(v) }},
@@ -76,16 +77,13 @@ var guestFields = []field[*v1.GuestSample]{
 	{mean, (*v1.GuestSample).GetSent, func(s *v1.GuestSample, v float64) { s.Sent = v }},
 	{mean, (*v1.GuestSample).GetCpuWait, func(s *v1.GuestSample, v float64) { s.CpuWait = v }},
 	{mean, (*v1.GuestSample).GetDirtyRate, func(s *v1.GuestSample, v float64) { s.DirtyRate = v }},
-	pressure((*v1.GuestSample).GetCpuPressure, func(s *v1.GuestSample, p *v1.Pressure) { s.CpuPressure = p }),
-	pressure((*v1.GuestSample).GetMemoryPressure, func(s *v1.GuestSample, p *v1.Pressure) { s.MemoryPressure = p }),
-	pressure((*v1.GuestSample).GetIoPressure, func(s *v1.GuestSample, p *v1.Pressure) { s.IoPressure = p }),
 }
 
 // pressure returns the field of one kind of pressure. It keeps the share of time in which some tasks waited.
-func pressure[S any](get func(S) *v1.Pressure, set func(S, *v1.Pressure)) field[S] {
-	return field[S]{mean,
-		func(s S) float64 { return optional(get(s).GetSome(), get(s) != nil) },
-		func(s S, v float64) { set(s, &v1.Pressure{Some: v}) }}
+func pressure(of func(*v1.HostSample) **v1.Pressure) field[*v1.HostSample] {
+	return field[*v1.HostSample]{mean,
+		func(s *v1.HostSample) float64 { return optional((*of(s)).GetSome(), *of(s) != nil) },
+		func(s *v1.HostSample, v float64) { *of(s) = &v1.Pressure{Some: v} }}
 }
 
 func optional(v float64, known bool) float64 {

@@ -150,10 +150,10 @@ func state(v *v1.Volume) string {
 	return output.State(v.GetState())
 }
 
-// onDisk returns how much of the host's disk a volume uses. Hosts report it in whole steps.
+// onDisk returns how much of the host's disk a volume uses; empty: its host does not tell.
 func onDisk(v *v1.Volume) string {
-	if v.GetUsedBytes() == 0 && v.GetState() == v1.VolumeState_VOLUME_STATE_READY {
-		return "< 64 MiB"
+	if v.GetUsedBytes() == 0 {
+		return ""
 	}
 	return output.Size(v.GetUsedBytes())
 }
