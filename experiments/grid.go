@@ -310,7 +310,7 @@ func countedMigrations(o Options) (*Result, error) {
 }
 
 // movedQueens is a board's side, for which two emulated guests need longer than eight migrations take.
-const movedQueens = "15"
+const movedQueens = "16"
 
 // untilItRuns is how long a run takes at most until its program computes.
 const untilItRuns = 5 * time.Second
