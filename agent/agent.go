@@ -72,6 +72,7 @@ type Agent struct {
 	consoles    *consoles
 	networks    *networkKeeper
 	limits      *limitKeeper
+	alone       *aloneKeeper
 	checkpoints *checkpointKeeper
 	volumes     *volumeKeeper
 	storage     *storageKeeper
@@ -109,6 +110,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.consoles = &consoles{dir: a.records.Dir, now: a.records.Now, log: a.log}
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
 	a.limits = newLimitKeeper(a)
+	a.alone = newAloneKeeper(a)
 	a.checkpoints = newCheckpointKeeper(a)
 	a.volumes = newVolumeKeeper(a)
 	a.storage = newStorageKeeper(a)
@@ -121,6 +123,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	}
 	a.templates.sweep()
 	a.clearRecords()
+	a.alone.load()
 	loaded, err := a.loadState()
 	if err != nil { // otherwise a guest that this agent does not know would count as ended
 		return nil, fmt.Errorf("start the agent: %w", err)
@@ -190,6 +193,7 @@ func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.limits.run(ctx)
+	go a.alone.run(ctx)
 	go a.volumes.run(ctx)
 	go a.storage.run(ctx)
 	go a.leases.run(ctx)
@@ -305,6 +309,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	a.checkpoints.want(w.Checkpoints)
 	a.volumes.want(w)
 	a.storage.want(w)
+	a.alone.want(w.AlonePolicy)
 	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()

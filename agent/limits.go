@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -59,7 +60,9 @@ func newLimitKeeper(a *Agent) *limitKeeper {
 		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}, limited: true}
 }
 
-// wantedLimits returns the limits of the guests that the orders want to run here. The keeper changes no other guests.
+// wantedLimits returns the limits of the guests that the orders want to run here. The keeper changes no other guests. While the host
+// decides by itself, limits of the orders count before its own, and guests without orders count, too: an agent that has just
+// started has no orders.
 func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,13 +70,16 @@ func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	case <-a.limits.wake: // orders wake the keeper under a.mu, so this call sees them and the token is not needed
 	default:
 	}
+	own, decides := a.alone.limits(time.Now())
 	wanted := map[string]*v1.GuestLimits{}
 	for _, g := range a.machine.Guests() {
-		if role := g.Wanted.GetRole(); role != v1.GuestRole_GUEST_ROLE_RUN && role != v1.GuestRole_GUEST_ROLE_OUTGOING {
+		role := g.Wanted.GetRole()
+		unordered := g.Wanted == nil && decides && g.Record != nil && g.Record.Phase == machine.PhaseStarted
+		if role != v1.GuestRole_GUEST_ROLE_RUN && role != v1.GuestRole_GUEST_ROLE_OUTGOING && !unordered {
 			continue
 		}
-		wanted[g.UID] = nil
-		if l := g.Wanted.Limits; l.GetCpuWeight() != 0 || l.GetCpuPermille() != 0 {
+		wanted[g.UID] = own
+		if l := g.Wanted.GetLimits(); l.GetCpuWeight() != 0 || l.GetCpuPermille() != 0 {
 			wanted[g.UID] = l
 		}
 	}

@@ -53,7 +53,10 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 				s.log.Warn("orders refused", "error", err)
 				continue
 			}
-			ordered.Store(true)
+			if !ordered.Swap(true) {
+				s.alone.session(1)
+				defer s.alone.session(-1)
+			}
 		}
 	}()
 	for {

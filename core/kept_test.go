@@ -34,15 +34,15 @@ func TestEventsTellWhyGuestsStayOnAHostWhoseOwnerIsBack(t *testing.T) {
 		if got := h.kept(); len(got) != 0 {
 			t.Errorf("%s: at once, the events are %q", policy, got)
 		}
-		for range 5 * 60 {
-			h.pass(time.Minute)
+		for range 5 * 120 {
+			h.pass(30 * time.Second)
 		}
 		want := "md-0 stays on host a1 although its owner is back: " + why
 		if got := h.kept(); len(got) != 1 || got[0] != want {
 			t.Errorf("%s: the events are %q, want %q", policy, got, want)
 		}
-		for range 2 * 60 {
-			h.pass(time.Minute)
+		for range 2 * 120 {
+			h.pass(30 * time.Second)
 		}
 		if got := h.kept(); len(got) != 2 {
 			t.Errorf("%s: after seven hours, the events are %q", policy, got)
@@ -77,6 +77,18 @@ func TestEventsTellWhichMovesThatGainAreNotMade(t *testing.T) {
 	}
 }
 
+// Of a policy that looks only now and then, people are told, too.
+func TestEventsOfAPolicyThatSeldomLooks(t *testing.T) {
+	h := small(t, "balance: {interval: 5m, exempt: {clusters: [md]}}\n", 4)
+	for range 3 {
+		h.use(1, nil)
+		h.pass(5 * time.Minute)
+	}
+	if got := h.kept(); len(got) != 1 {
+		t.Errorf("the events are %q", got)
+	}
+}
+
 // A host whose guests stay only until other hosts are back is no news.
 func TestAGuestThatStaysForAMomentIsNotTold(t *testing.T) {
 	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 1)
@@ -103,8 +115,8 @@ func TestEventsOfKeptGuestsAreBounded(t *testing.T) {
 	if got := h.kept(); len(got) != keptEvents {
 		t.Errorf("%d events", len(got))
 	}
-	for range 10 {
-		h.pass(time.Minute)
+	for range 20 {
+		h.pass(30 * time.Second)
 	}
 	if got := h.kept(); len(got) != keptEvents+10 {
 		t.Errorf("%d events after 10 minutes", len(got))

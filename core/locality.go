@@ -33,7 +33,6 @@ type closer struct {
 	guests  []*v1.Guest
 	problem *locality.Problem // nil: there was nothing to plan
 	exceeds string            // why a guest must not move to some site; empty: no guest was refused so
-	spent   bool              // there is no plan because the policy's moves have used up a bound
 }
 
 // closer returns the plan of a cluster. why says why no guest is to move; empty: the plan has moves.
@@ -59,7 +58,6 @@ func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan 
 	case !c.distant(pairs):
 		return c, plan, "its guests send too little between hosts for a move to pay"
 	case most <= 0:
-		c.spent = true
 		return c, plan, l.lately.spent(policy.LocalityName, bounds)
 	}
 	c.problem = c.describe(pairs, most)
@@ -90,7 +88,6 @@ func (c *closer) plan() locality.Plan {
 		}
 		c.exceeds, c.problem.Most = why, i
 		if i == 0 {
-			c.spent = true
 			return locality.Plan{Before: plan.Before, After: plan.Before}
 		}
 		return c.problem.Plan()
@@ -277,9 +274,6 @@ func (p *pass) bringTogether() {
 			planned++
 		}
 		if why != "" {
-			if c.spent {
-				p.apart(p.Clusters[name], why)
-			}
 			continue
 		}
 		if _, is := whole.Rebalances(); is {
@@ -288,7 +282,7 @@ func (p *pass) bringTogether() {
 				state = places.State()
 			}
 			if !c.pays(places, state, plan) {
-				p.apart(p.Clusters[name], "by the other policies, its moves would cost more than they gain")
+				p.apart(p.Clusters[name])
 				continue
 			}
 		}

@@ -78,7 +78,7 @@ func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
 	last := book.sent[host]
-	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints, Volumes: base.Volumes, Revoked: base.Revoked,
+	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints, Volumes: base.Volumes, Revoked: base.Revoked, AlonePolicy: base.AlonePolicy,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
 		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes, Expelled: base.Network.Expelled, GuardedLan: base.Network.GuardedLan}
@@ -115,7 +115,7 @@ func sameNetwork(a, b *v1.NetworkWanted) bool {
 
 // sameRest reports whether two orders of one term and generation are the same but for the network and the stamp.
 func sameRest(a, b *v1.HostWanted) bool {
-	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup &&
+	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup && a.AlonePolicy == b.AlonePolicy &&
 		slices.EqualFunc(a.Guests, b.Guests, sameGuest) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Volumes, b.Volumes) && sameList(a.Revoked, b.Revoked) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
 }
 
@@ -166,6 +166,9 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	w.Checkpoints, w.Blobs = p.checkpointOrders(host)
 	w.Volumes, w.Revoked = p.volumeOrders(host), p.revoked()
 	w.Images = imagesOf(w.Guests)
+	if h := p.Hosts[host]; h != nil {
+		w.AlonePolicy = p.match(h).alone
+	}
 	return w
 }
 

@@ -64,6 +64,7 @@ type policyMemory struct {
 type hostMatch struct {
 	host    *v1.Host
 	owned   bool
+	alone   string // see policy.Alone
 	windows []policy.MaintenanceWindow
 }
 
@@ -80,7 +81,7 @@ func (p *pass) inForce() {
 	if stored == memory.stored && memory.matches != nil {
 		return
 	}
-	*memory = policyMemory{stored: stored, matches: map[string]hostMatch{}}
+	*memory = policyMemory{stored: stored, matches: map[string]hostMatch{}, kept: memory.kept}
 	p.index.everything = true
 	if stored == nil {
 		return
@@ -100,7 +101,7 @@ func (p *pass) match(h *v1.Host) hostMatch {
 	}
 	m = hostMatch{host: h}
 	_, rule := memory.policy.Rule(h)
-	m.owned = rule.HasOwner()
+	m.owned, m.alone = rule.HasOwner(), memory.policy.Alone(h)
 	if maintenance := memory.policy.GetMaintenance(); maintenance != nil {
 		m.windows = maintenance.For(h)
 	}

@@ -16,7 +16,7 @@ func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
 		fields  []string
 	}{
 		{&v1.HostWanted{}, []string{"term", "generation", "guests", "network", "images", "sharing", "blobs", "templates", "trust_group", "boot_id",
-			"protocol", "stamp", "checkpoints", "volumes", "revoked", "base_generation", "dropped"}}, // the last two are only in changes
+			"protocol", "stamp", "checkpoints", "volumes", "revoked", "alone_policy", "base_generation", "dropped"}}, // the last two are only in changes
 		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu", "relayed", "probes", "expelled", "guarded_lan"}},
 		{&v1.ClusterNetwork{}, []string{"name", "prefix", "peers", "home_server"}},
 		{&v1.GuestWanted{}, []string{"uid", "name", "cluster", "role", "epoch", "shape", "image", "no_fork", "identity", "migration", "platform", "facts",

@@ -521,13 +521,17 @@ func (r *roomiest) offer(h *v1.Host, room uint64) {
 	}
 }
 
+// usedStep is the step in which hosts round up what a volume uses of their disks.
+const usedStep = 64 << 20
+
 // volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes. Volumes that move to the
 // host count.
 func volumeRoom(s *Objects, host string, report *v1.HostObserved) uint64 {
 	free := report.GetLoad().GetDiskAvailableBytes()
 	for _, v := range s.Volumes {
 		if slices.Contains(volumeHosts(v), host) {
-			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes) // rounded up, by little
+			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes)
+			used -= min(used, usedStep)
 			free -= min(free, v.SizeBytes-used)
 		}
 	}

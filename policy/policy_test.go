@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -476,5 +477,45 @@ func TestPoliciesThatDecideByUse(t *testing.T) {
 		if _, err := Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
+	}
+}
+
+// The part of a policy that a host follows by itself sees an owner as the whole policy does, and slows guests down as much.
+func TestAHostsPartOfAPolicy(t *testing.T) {
+	h := &v1.Host{Meta: &v1.Meta{Name: "k1"}, Info: &v1.HostInfo{Lent: true}}
+	for text, alone := range map[string]bool{
+		Default: true,
+		"owners: [{busy: [{when: 'host.owner_cpu > 0.5', for: 1m30s}], idle: {when: 'true'}}]\nharvest: {throttle: {cpu: 12.5%}}\n":                                          true,
+		"owners: [{busy: [{when: 'host.users.exists(u, u.matches(\"^o\\\\\\\\w+\"))'}], idle: {when: '\"ü\\\\n\" == \"ü\\\\n\"'}}]\nharvest: {throttle: {stop_after: 0s}}\n": true,
+		"owners: [{busy: [{when: 'true'}], idle: {when: 'true'}}]\nharvest: {}\n":                                                                                            false,
+		"owners: [{busy: [{when: 'true'}], idle: {when: 'true'}}]\n":                                                                                                         false,
+		"owners: [{match: '!host.lent', busy: [{when: 'true'}], idle: {when: 'true'}}]\nharvest: {throttle: {cpu: 5%}}\n":                                                    false,
+		"balance: {}\n": false,
+	} {
+		whole, err := Parse(text)
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		made := whole.Alone(h)
+		if made != "" != alone {
+			t.Errorf("%s\nthe host's part is %q", text, made)
+		}
+		if made == "" {
+			continue
+		}
+		part, err := Parse(made)
+		if err != nil {
+			t.Errorf("%s\nthe host's part %s is not read: %v", text, made, err)
+			continue
+		}
+		_, want := whole.Rule(h)
+		_, got := part.Rule(h)
+		same := func(a, b Condition) bool { return a.When.Text == b.When.Text && a.For == b.For }
+		if !slices.EqualFunc(want.Busy, got.Busy, same) || !same(want.Idle, got.Idle) || whole.Harvest.Throttle != part.Harvest.Throttle {
+			t.Errorf("%s\nthe host's part is\n%s", text, made)
+		}
+	}
+	if made := (*Policy)(nil).Alone(h); made != "" {
+		t.Errorf("of no policy, the host's part is %q", made)
 	}
 }

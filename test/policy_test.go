@@ -151,12 +151,7 @@ func TestAllOwnersComeBack(t *testing.T) {
 		explained := must(t, "explain", "guest", "all-0")
 		return strings.Contains(status, "guests have to leave host "+host) && strings.Contains(explained, "no host has room for it") && strings.Contains(explained, "of a processor's time"), status + explained
 	})
-	if !wholeHosts {
-		until(t, settle, "the guest is slowed down", func() (bool, string) {
-			out, err := onHost(t, host, "sh", "-c", "find /sys/fs/cgroup -name 'watari-vcpu-*' -type d | xargs -I{} sh -c 'cat {}/cpu.cfs_quota_us {}/cpu.max 2>/dev/null' | grep -v '^-1\\|max'")
-			return err == nil && out != "", out
-		})
-	}
+	slowedDown(t, host, true)
 	refused(t, []string{"no host for guest 1 of 1", "its owner uses it"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName)
 	until(t, 2*time.Minute, "the cluster is suspended", func() (bool, string) {
 		out := must(t, "cluster", "show", "all") + must(t, "checkpoint", "list", "all")
@@ -176,6 +171,41 @@ func TestAllOwnersComeBack(t *testing.T) {
 	for _, leave := range away[1:] {
 		leave()
 	}
+}
+
+// slowedDown waits until guests of a host have a limit of their processor time, or until none has.
+func slowedDown(t *testing.T, host string, want bool) {
+	t.Helper()
+	until(t, settle, fmt.Sprintf("guests are slowed down on host %s: %v", host, want), func() (bool, string) {
+		out, err := onHost(t, host, "sh", "-c", "find /sys/fs/cgroup -name 'watari-vcpu-*' -type d | xargs -I{} sh -c 'cat {}/cpu.cfs_quota_us {}/cpu.max 2>/dev/null' | grep -v '^-1\\|max' || true")
+		return err == nil && out != "" == want, out
+	})
+}
+
+// The owner of a machine comes back while no manager is there: the machine itself slows the guest down, even if its agent was
+// restarted meanwhile. The next manager moves the guest away.
+func TestTheOwnerComesBackWhileNoManagerIsThere(t *testing.T) {
+	newCluster(t, "alone", 1)
+	settled(t, "alone", 1)
+	unmarked := mark(t, "alone-0")
+	host := guestNamed(t, "alone-0").Host
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host)))
+	until(t, settle, "the host knows the policy", func() (bool, string) {
+		out, err := onHost(t, host, "cat", agentState+"/alone-policy.yaml")
+		return err == nil && strings.Contains(out, "terminal_idle"), out
+	})
+	killManager(t)
+	leave := owner(t, host, "types")
+	slowedDown(t, host, true)
+	mustKill(t, host, "watari-agent --manager")
+	leave()
+	slowedDown(t, host, false) // the next agent finds that the owner is away
+	owner(t, host, "types")
+	slowedDown(t, host, true)
+	startManager(t)
+	left(t, "alone-0", host)
+	settled(t, "alone", 1)
+	noneRestarted(t, unmarked)
 }
 
 // The manager is killed in the middle of an evacuation, and started again.

@@ -52,7 +52,7 @@ func kvmAgentsRestart(t *testing.T) {
 func kvmOwnerComesBack(t *testing.T) {
 	unmarked := mark(t, "kvm-0", "kvm-1")
 	host := guestNamed(t, "kvm-0").Host
-	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host)))
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host))+"  bandwidth: 4MiB/s\n")
 	leave := owner(t, host, "types")
 	withdrawn(t, host, true)
 	const limits = "cd /sys/fs/cgroup/machine.slice/machine-qemu*watari?x2dkvm?x2d0.scope && cat cpu.weight libvirt/vcpu0/cpu.max"

@@ -2283,7 +2283,10 @@ type HostWanted struct {
 	Checkpoints    []*CheckpointWanted `protobuf:"bytes,15,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	Volumes        []*VolumeWanted     `protobuf:"bytes,16,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	// revoked: the hosts of which certificates were revoked, by uid. The host accepts no earlier certificates of them.
-	Revoked       []*RevokedHost `protobuf:"bytes,17,rep,name=revoked,proto3" json:"revoked,omitempty"`
+	Revoked []*RevokedHost `protobuf:"bytes,17,rep,name=revoked,proto3" json:"revoked,omitempty"`
+	// alone_policy: text of a policy (package policy) by which the host itself slows its guests down for its owner while it hears
+	// from no manager. Empty: it does not.
+	AlonePolicy   string `protobuf:"bytes,18,opt,name=alone_policy,json=alonePolicy,proto3" json:"alone_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2435,6 +2438,13 @@ func (x *HostWanted) GetRevoked() []*RevokedHost {
 		return x.Revoked
 	}
 	return nil
+}
+
+func (x *HostWanted) GetAlonePolicy() string {
+	if x != nil {
+		return x.AlonePolicy
+	}
+	return ""
 }
 
 // RevokedHost says which certificates of a host are still valid.
@@ -3635,7 +3645,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xc5\x05\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xe8\x05\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -3658,7 +3668,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\x12=\n" +
 	"\vcheckpoints\x18\x0f \x03(\v2\x1b.watari.v1.CheckpointWantedR\vcheckpoints\x121\n" +
 	"\avolumes\x18\x10 \x03(\v2\x17.watari.v1.VolumeWantedR\avolumes\x120\n" +
-	"\arevoked\x18\x11 \x03(\v2\x16.watari.v1.RevokedHostR\arevoked\"?\n" +
+	"\arevoked\x18\x11 \x03(\v2\x16.watari.v1.RevokedHostR\arevoked\x12!\n" +
+	"\falone_policy\x18\x12 \x01(\tR\valonePolicy\"?\n" +
 	"\vRevokedHost\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +

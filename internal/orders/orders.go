@@ -22,7 +22,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	}
 	// Scalar fields are those of now, and so is the list of revoked certificates, which is short.
 	c := &v1.HostWanted{Term: now.Term, Generation: now.Generation, BootId: now.BootId, Protocol: now.Protocol, Stamp: now.Stamp,
-		Sharing: now.Sharing, TrustGroup: now.TrustGroup, Revoked: now.Revoked, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
+		Sharing: now.Sharing, TrustGroup: now.TrustGroup, Revoked: now.Revoked, AlonePolicy: now.AlonePolicy, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
 		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu(),
 			// These lists are short and change seldom, so they are sent completely.
 			Relayed: now.Network.GetRelayed(), Probes: now.Network.GetProbes(), Expelled: now.Network.GetExpelled(), GuardedLan: now.Network.GetGuardedLan()}}
@@ -51,7 +51,7 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 	}
 	d, was, is := w.Dropped, before.Network, w.Network
 	return &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp,
-		Sharing: w.Sharing, TrustGroup: w.TrustGroup, Revoked: w.Revoked,
+		Sharing: w.Sharing, TrustGroup: w.TrustGroup, Revoked: w.Revoked, AlonePolicy: w.AlonePolicy,
 		Guests:      apply(before.Guests, w.Guests, d.GetGuests(), (*v1.GuestWanted).GetUid),
 		Images:      apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
 		Blobs:       apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),
