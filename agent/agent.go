@@ -89,8 +89,9 @@ type Agent struct {
 	waiting      map[uint64]chan<- error // connections that wait for AnswerAdmission
 	connections  uint64
 	timer        *time.Timer
-	info         *v1.HostInfo // replaced as a whole
-	wantedImages []*v1.Image  // by the latest orders
+	info         *v1.HostInfo    // replaced as a whole
+	wantedImages []*v1.Image     // by the latest orders
+	touched      map[string]bool // guests that were limited without orders, by uid
 	load         *v1.HostLoad
 	changed      chan struct{} // closed when the report changes
 	logged       []string      // the problems of the last report, which are in the log
@@ -100,7 +101,7 @@ type Agent struct {
 // ends. Call Run to follow the hypervisor's events.
 func New(ctx context.Context, config Config) (*Agent, error) {
 	a := &Agent{ctx: ctx, config: config, instance: rand.Text(), log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
-		images: config.Images, tunnels: config.Tunnels, info: config.Info, guests: map[string]*guest{},
+		images: config.Images, tunnels: config.Tunnels, info: config.Info, guests: map[string]*guest{}, touched: map[string]bool{},
 		running: map[uint64]context.CancelFunc{}, waiting: map[uint64]chan<- error{},
 		changed: make(chan struct{}), answered: make(chan struct{}), listed: make(chan struct{})}
 	if a.log == nil {

@@ -8,11 +8,14 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/internal/durable"
 	"watari/policy"
@@ -21,8 +24,10 @@ import (
 const (
 	// aloneAfter is how long a host hears from no manager until it decides by itself: a manager that restarts is back before.
 	aloneAfter = 10 * time.Second
-	// aloneGrace is how long the host's decision then still counts: the manager has to see a few samples first.
+	// aloneGrace is how long a host goes on deciding when a manager is back, at least: the manager has to see a few samples first.
 	aloneGrace = 5 * time.Second
+	// aloneStale is the time without a sample after which a host does not decide beside a manager.
+	aloneStale = 10 * time.Second
 	// alonePolicyFile keeps the policy over a restart of the agent.
 	alonePolicyFile = "alone-policy.yaml"
 )
@@ -32,22 +37,47 @@ type aloneKeeper struct {
 	host    *v1.Host // as the policy's conditions see it
 	path    string
 	samples func() (*v1.HostSample, <-chan struct{})
-	decided func() // called when the decision changes
+	// ordered reports whether the agent has orders, and whether they limit a guest.
+	ordered func() (has, limits bool)
+	changed func() // called when the limits may have changed
 	log     *slog.Logger
 
-	mu        sync.Mutex
-	text      string         // of the policy that the latest orders name
-	unsaved   bool           // the file has another text
-	policy    *policy.Policy // the same; nil: there is nothing to do
-	sessions  int            // with a manager, in which it has sent orders
-	since     time.Time      // since when there are sessions, or none
-	watcher   *policy.Watcher
-	withdrawn *v1.Withdrawal // as if by a manager; nil: the owner is away
+	mu       sync.Mutex
+	text     string          // of the policy that the latest orders name
+	unsaved  bool            // the file has another text
+	policy   *policy.Policy  // the same; nil: there is nothing to do
+	sessions int             // with a manager, in which it has sent orders
+	since    time.Time       // since when there are sessions, or none
+	sampled  time.Time       // when the last sample came
+	watcher  *policy.Watcher // nil: the host does not decide
+	known    bool            // it is known whether the owner is back
+	back     time.Time       // when the owner came back; zero: the owner is away
+}
+
+// own is what a host has decided by itself.
+type own struct {
+	decides bool            // otherwise only the orders count
+	alone   bool            // no manager is there: only this decision counts
+	limits  *v1.GuestLimits // of all guests; nil: none
+}
+
+func (o own) equal(other own) bool {
+	return o.decides == other.decides && o.alone == other.alone && proto.Equal(o.limits, other.limits)
 }
 
 func newAloneKeeper(a *Agent) *aloneKeeper {
-	return &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: a.config.Name}, Info: a.config.Info}, path: a.config.StateDir + "/" + alonePolicyFile,
-		samples: a.config.Samples, decided: func() { poke(a.limits.wake) }, log: a.log, since: time.Now()}
+	return &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: a.config.Name}, Info: a.config.Info}, path: filepath.Join(a.config.StateDir, alonePolicyFile),
+		samples: a.config.Samples, ordered: a.ordersLimit, changed: func() { poke(a.limits.wake) }, log: a.log, since: time.Now()}
+}
+
+// ordersLimit reports whether the agent has orders, and whether they limit a guest.
+func (a *Agent) ordersLimit() (has, limits bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, g := range a.machine.Guests() {
+		limits = limits || limited(g.Wanted.GetLimits())
+	}
+	return a.machine.Ordered(), limits
 }
 
 // load reads the policy that an earlier agent has kept.
@@ -67,7 +97,8 @@ func (k *aloneKeeper) want(text string) {
 	if text == k.text {
 		return
 	}
-	k.text, k.unsaved, k.policy, k.watcher = text, true, nil, nil
+	k.text, k.unsaved, k.policy = text, true, nil
+	k.rest()
 	if text == "" {
 		return
 	}
@@ -78,6 +109,9 @@ func (k *aloneKeeper) want(text string) {
 	}
 	k.policy = read
 }
+
+// rest ends the host's own decision. k.mu is held.
+func (k *aloneKeeper) rest() { k.watcher, k.known, k.back = nil, false, time.Time{} }
 
 // session counts a session with a manager that begins (1) or ends (-1).
 func (k *aloneKeeper) session(by int) {
@@ -110,15 +144,16 @@ func (k *aloneKeeper) run(ctx context.Context) {
 
 // see decides by a sample, and keeps a new policy in the file.
 func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
+	before := k.decision(k.sampled)
+	has, limits := k.ordered()
 	k.mu.Lock()
-	text, unsaved, before := k.text, k.unsaved, k.withdrawn
-	k.unsaved = false
-	k.decide(sample, now)
-	after := k.withdrawn
+	text, unsaved := k.text, k.unsaved
+	k.unsaved, k.sampled = false, now
+	k.decide(sample, now, has, limits)
 	k.mu.Unlock()
-	if before != after {
-		k.log.Info("this host hears from no manager, or only just again", "slows guests down for its owner", after != nil, "because", after.GetReason())
-		k.decided()
+	if after := k.decision(now); !before.equal(after) {
+		k.log.Info("the host's own decision about its owner", "no manager", after.alone, "counts", after.decides, "guests' limits", after.limits)
+		k.changed()
 	}
 	if !unsaved {
 		return
@@ -131,33 +166,83 @@ func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
 	}
 }
 
-// decide sets withdrawn. k.mu is held.
-func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time) {
-	switch state := now.Sub(k.since); {
-	case k.policy == nil || k.sessions > 0 && state >= aloneGrace:
-		k.watcher, k.withdrawn = nil, nil
-	case k.sessions == 0 && state >= aloneAfter:
-		if k.watcher == nil {
-			k.watcher = policy.NewWatcher()
+// decide decides whether the owner is back. The host begins to decide when it has heard from no manager for a while, with what
+// the last orders say. It goes on until a manager is there and the owner is away. k.mu is held.
+func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time, ordered, limits bool) {
+	state := now.Sub(k.since)
+	switch {
+	case k.policy == nil || k.watcher == nil && (k.sessions > 0 || state < aloneAfter):
+		return
+	case k.watcher == nil:
+		k.watcher, k.known = policy.NewWatcher(), ordered
+		if limits {
+			k.back = now
 		}
-		k.watcher.See(k.policy, k.host, sample, now)
-		back, reason, _ := k.watcher.Signals(k.host.Meta.Name, now).Owner(k.withdrawn != nil, now)
-		switch {
-		case !back:
-			k.withdrawn = nil
-		case k.withdrawn == nil:
-			k.withdrawn = &v1.Withdrawal{Policy: policy.HarvestName, Since: timestamppb.New(now), Reason: reason}
-		}
+	}
+	k.watcher.See(k.policy, k.host, sample, now)
+	signals := k.watcher.Signals(k.host.Meta.Name, now)
+	back, _, _ := signals.Owner(!k.back.IsZero(), now)
+	if still, _, _ := signals.Owner(true, now); !k.known && (back || !still) {
+		k.known = true // an agent that has just started without orders waits until one of the conditions holds
+	}
+	switch {
+	case !back:
+		k.back = time.Time{}
+	case k.back.IsZero():
+		k.back = now
+	}
+	if !back && k.sessions > 0 && state >= aloneGrace {
+		k.rest()
 	}
 }
 
-// limits returns the limits of all guests by the host's own decision; nil: it sets none. decides: the host decides by itself now.
-func (k *aloneKeeper) limits(now time.Time) (limits *v1.GuestLimits, decides bool) {
+// decision returns what the host has decided by itself.
+func (k *aloneKeeper) decision(now time.Time) own {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.withdrawn == nil {
-		return nil, k.watcher != nil
+	if !k.known || k.sessions > 0 && now.Sub(k.sampled) > aloneStale {
+		return own{}
 	}
-	limits, _ = k.policy.GuestLimits(&v1.Host{Withdrawn: []*v1.Withdrawal{k.withdrawn}}, now)
-	return limits, true
+	made := own{decides: true, alone: k.sessions == 0}
+	if !k.back.IsZero() {
+		since := time.Unix(0, 0) // the time of day may jump
+		made.limits, _ = k.policy.GuestLimits(&v1.Host{Withdrawn: []*v1.Withdrawal{{Policy: policy.HarvestName, Since: timestamppb.New(since)}}}, since.Add(now.Sub(k.back)))
+	}
+	return made
+}
+
+// limitsOf returns the limits of a guest, and whether this agent may change them: those of its orders, and the host's own decision.
+// touched has the guests without orders that the host has limited by itself.
+func (o own) limitsOf(g machine.View, touched map[string]bool) (limits *v1.GuestLimits, mine bool) {
+	role := g.Wanted.GetRole()
+	switch {
+	case role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING:
+	case g.Wanted == nil && g.Record != nil && g.Record.Phase == machine.PhaseStarted && (o.decides || touched[g.UID]):
+		touched[g.UID] = true // an agent that has just started has no orders, and a later manager may not know the guest
+	default:
+		return nil, false
+	}
+	if limited(g.Wanted.GetLimits()) && !o.alone {
+		limits = g.Wanted.Limits
+	}
+	return stricter(limits, o.limits), true
+}
+
+func limited(l *v1.GuestLimits) bool { return l.GetCpuWeight() != 0 || l.GetCpuPermille() != 0 }
+
+// stricter returns limits that are as strict as each of two; nil: none.
+func stricter(a, b *v1.GuestLimits) *v1.GuestLimits {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	least := func(a, b uint32) uint32 { // 0: no limit
+		if a == 0 || b != 0 && b < a {
+			return b
+		}
+		return a
+	}
+	return &v1.GuestLimits{CpuWeight: least(a.CpuWeight, b.CpuWeight), CpuPermille: least(a.CpuPermille, b.CpuPermille)}
 }

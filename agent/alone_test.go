@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/policy"
 )
@@ -18,100 +21,165 @@ const ownersPolicy = `owners:
   - {when: host.owner_cpu > 0.5, for: 5s}
   idle: {when: 'host.terminal_idle > duration("1m")', for: 3s}
 harvest:
-  throttle: {weight: 1, cpu: 25%, stop_after: 20s}
-`
+  throttle: `
 
-// seen is a host that takes samples, one a second.
-type seen struct {
-	t    *testing.T
-	k    *aloneKeeper
-	now  time.Time
-	told int // how often the decision has changed
+// lentHost is a host that takes samples, one a second.
+type lentHost struct {
+	t               *testing.T
+	k               *aloneKeeper
+	now             time.Time
+	told            int // how often the limits may have changed
+	ordered, limits bool
 }
 
-func newSeen(t *testing.T) *seen {
-	parsed, err := policy.Parse(ownersPolicy)
+func newLentHost(t *testing.T, throttle string) *lentHost {
+	parsed, err := policy.Parse(ownersPolicy + throttle)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &seen{t: t, now: time.Now()}
-	s.k = &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: "k1"}, Info: &v1.HostInfo{Lent: true}}, path: filepath.Join(t.TempDir(), alonePolicyFile),
-		decided: func() { s.told++ }, log: slog.New(slog.DiscardHandler), since: s.now}
-	s.k.want(parsed.Alone(s.k.host))
-	return s
+	h := &lentHost{t: t, now: time.Now(), ordered: true}
+	h.k = &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: "k1"}, Info: &v1.HostInfo{Lent: true}}, path: filepath.Join(t.TempDir(), alonePolicyFile),
+		ordered: func() (bool, bool) { return h.ordered, h.limits }, changed: func() { h.told++ }, log: slog.New(slog.DiscardHandler), since: h.now}
+	h.k.want(parsed.Alone(h.k.host))
+	return h
 }
 
-// pass passes seconds in which somebody typed so long ago, and returns the limits.
-func (s *seen) pass(seconds int, idle float64) *v1.GuestLimits {
-	s.t.Helper()
+// pass passes seconds in which somebody typed so long ago, and returns the host's decision.
+func (h *lentHost) pass(seconds int, idle float64) own {
 	for range seconds {
-		s.now = s.now.Add(time.Second)
-		s.k.see(&v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{TerminalIdle: &idle}}, s.now)
+		h.now = h.now.Add(time.Second)
+		h.k.see(&v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{TerminalIdle: &idle}}, h.now)
 	}
-	limits, _ := s.k.limits(s.now)
-	return limits
+	return h.k.decision(h.now)
 }
 
-func (s *seen) session(by int) {
-	s.k.session(by)
-	s.k.since = s.now
+// session begins or ends a session with a manager.
+func (h *lentHost) session(by int) {
+	before := h.k.since
+	if h.k.session(by); h.k.since != before {
+		h.k.since = h.now
+	}
+}
+
+const throttled = "{weight: 1, cpu: 25%, stop_after: 20s}"
+
+func (h *lentHost) expect(what string, got own, decides bool, permille uint32) {
+	h.t.Helper()
+	if got.decides != decides || got.limits.GetCpuPermille() != permille {
+		h.t.Errorf("%s: %+v, want %v and %d", what, got, decides, permille)
+	}
 }
 
 func TestWithoutAManagerAHostSlowsGuestsDownForItsOwner(t *testing.T) {
-	s := newSeen(t)
-	if l := s.pass(9, 0.1); l != nil {
-		t.Errorf("before a manager that restarts would be back: %v", l)
+	h := newLentHost(t, throttled)
+	h.expect("before a manager that restarts would be back", h.pass(9, 0.1), false, 0)
+	h.expect("after 10 s", h.pass(1, 0.1), true, 250)
+	h.expect("neither busy nor idle", h.pass(19, 30), true, 250)
+	h.expect("after 20 s", h.pass(1, 30), true, 5)
+	h.expect("the owner has been away for less than 3 s", h.pass(3, 61), true, 5)
+	h.expect("the owner is away", h.pass(1, 64), true, 0)
+	if h.told != 3 {
+		t.Errorf("told %d times of changes, want 3", h.told)
 	}
-	if l := s.pass(1, 0.1); l.GetCpuWeight() != 1 || l.GetCpuPermille() != 250 || s.told != 1 {
-		t.Errorf("after 10 s: %v, told %d times", l, s.told)
+	h.expect("back again", h.pass(1, 0.1), true, 250)
+
+	h.session(1)
+	h.expect("a manager is there, which does not know", h.pass(10, 30), true, 250)
+	h.expect("still, as the owner is not away", h.pass(300, 30), true, 5)
+	h.expect("the owner is away", h.pass(4, 61), false, 0)
+	h.expect("the manager decides", h.pass(30, 0.1), false, 0)
+	h.session(1) // a session begins before the last one has ended
+	h.session(-1)
+	h.expect("the manager decides", h.pass(30, 0.1), false, 0)
+
+	h.session(-1)
+	h.expect("without a manager", h.pass(10, 0.1), true, 250)
+	for range 5 { // a manager that comes and goes
+		h.session(1)
+		h.pass(2, 61)
+		h.session(-1)
+		h.pass(5, 61)
 	}
-	if l := s.pass(20, 30); l.GetCpuPermille() != 5 || s.told != 1 {
-		t.Errorf("after 20 s more, neither busy nor idle: %v, told %d times", l, s.told)
+	h.expect("the owner is away", h.pass(1, 61), true, 0)
+	h.k.want("")
+	h.expect("without a policy", h.pass(1, 0.1), false, 0)
+}
+
+func TestAHostAloneBeginsWithWhatTheOrdersSay(t *testing.T) {
+	h := newLentHost(t, throttled)
+	h.limits = true
+	h.expect("limited by the orders", h.pass(10, 30), true, 250)
+	h.expect("the owner is away", h.pass(4, 61), true, 0)
+
+	h = newLentHost(t, throttled)
+	h.ordered = false // the agent has just started
+	h.expect("neither busy nor idle", h.pass(60, 30), false, 0)
+	h.expect("the owner is away", h.pass(4, 61), true, 0)
+	h.expect("the owner is back", h.pass(1, 0.1), true, 250)
+}
+
+func TestAHostAloneThatOnlyStopsGuests(t *testing.T) {
+	h := newLentHost(t, "{stop_after: 20s}")
+	h.expect("the owner is back", h.pass(29, 0.1), true, 0)
+	before := h.told
+	if h.expect("20 s later", h.pass(1, 0.1), true, 5); h.told != before+1 {
+		t.Error("nobody was told")
 	}
-	if l := s.pass(3, 61); l == nil {
-		t.Error("the owner has been away for less than 3 s")
-	}
-	if l := s.pass(1, 62); l != nil || s.told != 2 {
-		t.Errorf("the owner is away: %v, told %d times", l, s.told)
-	}
-	s.pass(1, 0.1)
-	s.session(1)
-	if l := s.pass(4, 0.1); l.GetCpuWeight() != 1 {
-		t.Errorf("while the manager sees its first samples: %v", l)
-	}
-	if l := s.pass(1, 0.1); l != nil {
-		t.Errorf("with a manager: %v", l)
-	}
-	s.session(1) // a session begins before the last one has ended
-	s.session(-1)
-	if l := s.pass(30, 0.1); l != nil {
-		t.Errorf("with a manager: %v", l)
-	}
-	s.session(-1)
-	if l := s.pass(10, 0.1); l == nil {
-		t.Error("without a manager again, there are no limits")
-	}
-	s.k.want("")
-	if l := s.pass(1, 0.1); l != nil {
-		t.Errorf("without a policy: %v", l)
-	}
+}
+
+func TestAHostWithoutSamplesDoesNotDecideBesideAManager(t *testing.T) {
+	h := newLentHost(t, throttled)
+	h.pass(10, 0.1)
+	h.expect("without a manager", h.k.decision(h.now.Add(time.Minute)), true, 5)
+	h.session(1)
+	h.expect("with one", h.k.decision(h.now.Add(time.Minute)), false, 0)
 }
 
 // An agent that starts while no manager is there has the policy of the agent before.
 func TestThePolicyForHostsWithoutAManagerIsKept(t *testing.T) {
-	s := newSeen(t)
-	s.pass(1, 0.1)
-	next := newSeen(t)
-	next.k.path, next.k.text, next.k.policy = s.k.path, "", nil
+	h := newLentHost(t, throttled)
+	h.pass(1, 0.1)
+	next := newLentHost(t, throttled)
+	next.k.path, next.k.text, next.k.policy = h.k.path, "", nil
 	next.k.load()
-	if l := next.pass(10, 0.1); l.GetCpuPermille() != 250 {
-		t.Errorf("the limits are %v", l)
-	}
-	if err := os.WriteFile(s.k.path, []byte("of: a later version"), 0o600); err != nil {
+	next.expect("the next agent", next.pass(10, 0.1), true, 250)
+	if err := os.WriteFile(h.k.path, []byte("of: a later version"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	next.k.load()
-	if l := next.pass(10, 0.1); l != nil {
-		t.Errorf("by a policy that cannot be read, the limits are %v", l)
+	next.expect("a policy that cannot be read", next.pass(10, 0.1), false, 0)
+}
+
+func TestLimitsOfOrdersAndOfTheHost(t *testing.T) {
+	limits := func(weight, permille uint32) *v1.GuestLimits {
+		return &v1.GuestLimits{CpuWeight: weight, CpuPermille: permille}
+	}
+	running := func(l *v1.GuestLimits) machine.View {
+		return machine.View{UID: "u", Wanted: &v1.GuestWanted{Role: v1.GuestRole_GUEST_ROLE_RUN, Limits: l}}
+	}
+	unordered := machine.View{UID: "u", Record: &machine.Record{Phase: machine.PhaseStarted}}
+	for _, c := range []struct {
+		name    string
+		own     own
+		guest   machine.View
+		touched bool
+		want    *v1.GuestLimits
+		mine    bool
+	}{
+		{"orders alone", own{}, running(limits(1, 250)), false, limits(1, 250), true},
+		{"orders without limits", own{}, running(&v1.GuestLimits{}), false, nil, true},
+		{"the host's own", own{true, true, limits(1, 5)}, running(limits(2, 250)), false, limits(1, 5), true},
+		{"the host lifts limits of the last orders", own{true, true, nil}, running(limits(2, 250)), false, nil, true},
+		{"the stricter of both", own{true, false, limits(3, 5)}, running(limits(2, 0)), false, limits(2, 5), true},
+		{"a manager's only", own{true, false, nil}, running(limits(2, 250)), false, limits(2, 250), true},
+		{"no orders", own{true, true, limits(1, 5)}, unordered, false, limits(1, 5), true},
+		{"no orders, nothing decided", own{}, unordered, false, nil, false},
+		{"no orders, limited before", own{}, unordered, true, nil, true},
+		{"to be removed", own{true, true, limits(1, 5)}, machine.View{UID: "u", Wanted: &v1.GuestWanted{Role: v1.GuestRole_GUEST_ROLE_ABSENT}}, true, nil, false},
+	} {
+		touched := map[string]bool{"u": c.touched}
+		if got, mine := c.own.limitsOf(c.guest, touched); !proto.Equal(got, c.want) || mine != c.mine {
+			t.Errorf("%s: %v, %v; want %v, %v", c.name, got, mine, c.want, c.mine)
+		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -60,9 +59,8 @@ func newLimitKeeper(a *Agent) *limitKeeper {
 		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}, limited: true}
 }
 
-// wantedLimits returns the limits of the guests that the orders want to run here. The keeper changes no other guests. While the host
-// decides by itself, limits of the orders count before its own, and guests without orders count, too: an agent that has just
-// started has no orders.
+// wantedLimits returns the limits of the guests that the orders want to run here, and of those that the host limits by itself. The
+// keeper changes no other guests.
 func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,17 +68,11 @@ func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	case <-a.limits.wake: // orders wake the keeper under a.mu, so this call sees them and the token is not needed
 	default:
 	}
-	own, decides := a.alone.limits(time.Now())
+	own := a.alone.decision(time.Now())
 	wanted := map[string]*v1.GuestLimits{}
 	for _, g := range a.machine.Guests() {
-		role := g.Wanted.GetRole()
-		unordered := g.Wanted == nil && decides && g.Record != nil && g.Record.Phase == machine.PhaseStarted
-		if role != v1.GuestRole_GUEST_ROLE_RUN && role != v1.GuestRole_GUEST_ROLE_OUTGOING && !unordered {
-			continue
-		}
-		wanted[g.UID] = own
-		if l := g.Wanted.GetLimits(); l.GetCpuWeight() != 0 || l.GetCpuPermille() != 0 {
-			wanted[g.UID] = l
+		if limits, mine := own.limitsOf(g, a.touched); mine {
+			wanted[g.UID] = limits
 		}
 	}
 	return wanted

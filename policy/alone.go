@@ -9,8 +9,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Alone returns the text of a policy that slows the guests of one host down as this one does while the host's owner uses it, and
-// that names no other host and no guest. Empty: this one never slows them down.
+// Alone returns the text of a policy that slows the guests of one host down as this one does while the host's owner uses it. It has
+// only the rule of this host. Empty: this one never slows them down.
 func (p *Policy) Alone(h *v1.Host) string {
 	_, rule := p.Rule(h)
 	if !rule.HasOwner() || p.Harvest == nil {
@@ -21,7 +21,7 @@ func (p *Policy) Alone(h *v1.Host) string {
 		return ""
 	}
 	var text strings.Builder
-	text.WriteString("owners:\n- match: \"true\"\n  busy:\n")
+	text.WriteString("owners:\n- busy:\n")
 	for _, c := range rule.Busy {
 		fmt.Fprintf(&text, "  - {when: %q, for: %s}\n", c.When.Text, c.For)
 	}

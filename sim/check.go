@@ -311,10 +311,8 @@ func difference(a, b core.Decision) string {
 		if a.Changes[i].Key != b.Changes[i].Key || len(a.Changes[i].Ops) != len(b.Changes[i].Ops) {
 			return fmt.Sprintf("change %d: %s and %s", i, a.Changes[i].Key, b.Changes[i].Key)
 		}
-		for k, e := range a.Changes[i].Events {
-			if len(b.Changes[i].Events) != len(a.Changes[i].Events) || !proto.Equal(e, b.Changes[i].Events[k]) {
-				return fmt.Sprintf("events of %s: %v and %v", a.Changes[i].Key, a.Changes[i].Events, b.Changes[i].Events)
-			}
+		if same := func(a, b *v1.Event) bool { return proto.Equal(a, b) }; !slices.EqualFunc(a.Changes[i].Events, b.Changes[i].Events, same) {
+			return fmt.Sprintf("events of %s: %v and %v", a.Changes[i].Key, a.Changes[i].Events, b.Changes[i].Events)
 		}
 		for k, op := range a.Changes[i].Ops {
 			if other := b.Changes[i].Ops[k]; op.Kind != other.Kind || !proto.Equal(op.Object, other.Object) {

@@ -55,7 +55,7 @@ func TestWebConsoleOfALab(t *testing.T) {
 			return
 		}
 		var png []byte
-		if err := chromedp.Run(ctx, chromedp.CaptureScreenshot(&png)); err != nil {
+		if err := chromedp.Run(ctx, chromedp.FullScreenshot(&png, 100)); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(folder, name+".png"), png, 0o644); err != nil {

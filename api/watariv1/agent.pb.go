@@ -2503,15 +2503,16 @@ func (x *RevokedHost) GetGeneration() uint32 {
 // Dropped names the elements of HostWanted's lists that a change removes.
 type Dropped struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Guests        []string               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`           // uids
-	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`           // digests
-	Blobs         []string               `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`             // digests
-	Templates     []string               `protobuf:"bytes,4,rep,name=templates,proto3" json:"templates,omitempty"`     // keys
-	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`           // guests' addresses
-	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`             // hosts' names
-	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`       // names
-	Checkpoints   []string               `protobuf:"bytes,8,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // checkpoint's uid, "/", guest's uid
-	Volumes       []string               `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`         // uids
+	Guests        []string               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`                                // uids
+	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`                                // digests
+	Blobs         []string               `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`                                  // digests
+	Templates     []string               `protobuf:"bytes,4,rep,name=templates,proto3" json:"templates,omitempty"`                          // keys
+	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`                                // guests' addresses
+	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`                                  // hosts' names
+	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`                            // names
+	Checkpoints   []string               `protobuf:"bytes,8,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`                      // checkpoint's uid, "/", guest's uid
+	Volumes       []string               `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`                              // uids
+	AlonePolicy   bool                   `protobuf:"varint,10,opt,name=alone_policy,json=alonePolicy,proto3" json:"alone_policy,omitempty"` // there is none any more; false: if the change has none, it is as before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2607,6 +2608,13 @@ func (x *Dropped) GetVolumes() []string {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *Dropped) GetAlonePolicy() bool {
+	if x != nil {
+		return x.AlonePolicy
+	}
+	return false
 }
 
 // GuestObserved is one guest as its host sees it.
@@ -3674,7 +3682,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\rR\n" +
-	"generation\"\xf3\x01\n" +
+	"generation\"\x96\x02\n" +
 	"\aDropped\x12\x16\n" +
 	"\x06guests\x18\x01 \x03(\tR\x06guests\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x14\n" +
@@ -3684,7 +3692,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05peers\x18\x06 \x03(\tR\x05peers\x12\x1a\n" +
 	"\bclusters\x18\a \x03(\tR\bclusters\x12 \n" +
 	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\x12\x18\n" +
-	"\avolumes\x18\t \x03(\tR\avolumes\"\xef\x05\n" +
+	"\avolumes\x18\t \x03(\tR\avolumes\x12!\n" +
+	"\falone_policy\x18\n" +
+	" \x01(\bR\valonePolicy\"\xef\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +

@@ -22,11 +22,14 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	}
 	// Scalar fields are those of now, and so is the list of revoked certificates, which is short.
 	c := &v1.HostWanted{Term: now.Term, Generation: now.Generation, BootId: now.BootId, Protocol: now.Protocol, Stamp: now.Stamp,
-		Sharing: now.Sharing, TrustGroup: now.TrustGroup, Revoked: now.Revoked, AlonePolicy: now.AlonePolicy, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
+		Sharing: now.Sharing, TrustGroup: now.TrustGroup, Revoked: now.Revoked, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
 		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu(),
 			// These lists are short and change seldom, so they are sent completely.
 			Relayed: now.Network.GetRelayed(), Probes: now.Network.GetProbes(), Expelled: now.Network.GetExpelled(), GuardedLan: now.Network.GetGuardedLan()}}
 	d, was, is := c.Dropped, before.Network, now.Network
+	if now.AlonePolicy != before.AlonePolicy {
+		c.AlonePolicy, d.AlonePolicy = now.AlonePolicy, now.AlonePolicy == ""
+	}
 	c.Guests, d.Guests = change(before.Guests, now.Guests, (*v1.GuestWanted).GetUid)
 	c.Images, d.Images = change(before.Images, now.Images, (*v1.Image).GetDigest)
 	c.Blobs, d.Blobs = change(before.Blobs, now.Blobs, (*v1.BlobShare).GetDigest)
@@ -50,8 +53,12 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 			w.BaseGeneration, w.Term, before.GetGeneration(), before.GetTerm())
 	}
 	d, was, is := w.Dropped, before.Network, w.Network
+	alone := w.AlonePolicy
+	if alone == "" && !d.GetAlonePolicy() {
+		alone = before.AlonePolicy
+	}
 	return &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp,
-		Sharing: w.Sharing, TrustGroup: w.TrustGroup, Revoked: w.Revoked, AlonePolicy: w.AlonePolicy,
+		Sharing: w.Sharing, TrustGroup: w.TrustGroup, Revoked: w.Revoked, AlonePolicy: alone,
 		Guests:      apply(before.Guests, w.Guests, d.GetGuests(), (*v1.GuestWanted).GetUid),
 		Images:      apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
 		Blobs:       apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),

@@ -35,7 +35,9 @@ func someOrders(rng *rand.Rand, generation uint64) *v1.HostWanted {
 			w.Checkpoints = append(w.Checkpoints, &v1.CheckpointWanted{CheckpointId: key, GuestUid: value})
 			w.Volumes = append(w.Volumes, &v1.VolumeWanted{Uid: key, Drop: value})
 			w.Revoked = append(w.Revoked, &v1.RevokedHost{Uid: key})
-			w.AlonePolicy = value
+			if rng.IntN(2) > 0 {
+				w.AlonePolicy = value
+			}
 			w.Network.Relayed = append(w.Network.Relayed, &v1.Relayed{})
 			w.Network.Probes = append(w.Network.Probes, &v1.Probe{})
 			w.Network.Expelled = append(w.Network.Expelled, key)
