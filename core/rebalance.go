@@ -175,7 +175,7 @@ func (l *look) whyForbidden(g *v1.Guest, name string) string {
 	var failed *v1.Migration
 	for _, m := range ended {
 		age := l.now.Sub(m.Ended.AsTime())
-		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown && (failed == nil || before(failed, m)) {
+		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown && (failed == nil || endedBefore(failed, m)) {
 			failed = m
 		}
 	}
@@ -188,8 +188,8 @@ func (l *look) whyForbidden(g *v1.Guest, name string) string {
 	return why
 }
 
-// before reports whether a move ended before another one.
-func before(a, b *v1.Migration) bool {
+// endedBefore reports whether a move ended before another one.
+func endedBefore(a, b *v1.Migration) bool {
 	return cmp.Or(a.Ended.AsTime().Compare(b.Ended.AsTime()), cmp.Compare(a.Meta.Name, b.Meta.Name)) < 0
 }
 
