@@ -37,8 +37,8 @@ type aloneKeeper struct {
 	host    *v1.Host // as the policy's conditions see it
 	path    string
 	samples func() (*v1.HostSample, <-chan struct{})
-	// ordered reports whether the agent has orders, and whether they limit a guest.
-	ordered func() (has, limits bool)
+	// ordered reports whether the agent has orders, and returns limits that they set; nil: none.
+	ordered func() (has bool, limits *v1.GuestLimits)
 	changed func() // called when the limits may have changed
 	log     *slog.Logger
 
@@ -47,7 +47,8 @@ type aloneKeeper struct {
 	unsaved  bool            // the file has another text
 	policy   *policy.Policy  // the same; nil: there is nothing to do
 	sessions int             // with a manager, in which it has sent orders
-	since    time.Time       // since when there are sessions, or none
+	since    time.Time       // since when there are sessions, or none; a short session does not count
+	lost     time.Time       // since when there had been none, before the present sessions
 	sampled  time.Time       // when the last sample came
 	watcher  *policy.Watcher // nil: the host does not decide
 	known    bool            // it is known whether the owner is back
@@ -70,12 +71,14 @@ func newAloneKeeper(a *Agent) *aloneKeeper {
 		samples: a.config.Samples, ordered: a.ordersLimit, changed: func() { poke(a.limits.wake) }, log: a.log, since: time.Now()}
 }
 
-// ordersLimit reports whether the agent has orders, and whether they limit a guest.
-func (a *Agent) ordersLimit() (has, limits bool) {
+// ordersLimit reports whether the agent has orders, and returns limits that they set; nil: none.
+func (a *Agent) ordersLimit() (has bool, limits *v1.GuestLimits) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, g := range a.machine.Guests() {
-		limits = limits || limited(g.Wanted.GetLimits())
+		if limited(g.Wanted.GetLimits()) {
+			limits = g.Wanted.Limits
+		}
 	}
 	return a.machine.Ordered(), limits
 }
@@ -98,30 +101,37 @@ func (k *aloneKeeper) want(text string) {
 		return
 	}
 	k.text, k.unsaved, k.policy = text, true, nil
-	k.rest()
 	if text == "" {
+		k.rest()
 		return
 	}
 	read, err := policy.Parse(text)
 	if err != nil { // of a later version
 		k.log.Warn("without a manager, nothing slows guests down for the host's owner", "error", err)
+		k.rest()
 		return
 	}
-	k.policy = read
+	k.policy = read // a decision of the host goes on
 }
 
 // rest ends the host's own decision. k.mu is held.
 func (k *aloneKeeper) rest() { k.watcher, k.known, k.back = nil, false, time.Time{} }
 
 // session counts a session with a manager that begins (1) or ends (-1).
-func (k *aloneKeeper) session(by int) {
+func (k *aloneKeeper) session(by int, now time.Time) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	before := k.sessions > 0
 	k.sessions += by
-	if before != (k.sessions > 0) {
-		k.since = time.Now()
+	switch after := k.sessions > 0; {
+	case !before && after:
+		k.since, k.lost = now, k.since
+	case before && !after && now.Sub(k.since) < aloneGrace:
+		k.since = k.lost
+	case before && !after:
+		k.since = now
 	}
+	k.mu.Unlock()
+	k.changed()
 }
 
 // run decides at each sample until ctx ends.
@@ -144,14 +154,18 @@ func (k *aloneKeeper) run(ctx context.Context) {
 
 // see decides by a sample, and keeps a new policy in the file.
 func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
-	before := k.decision(k.sampled)
-	has, limits := k.ordered()
+	before, gap := k.decision(k.sampled), now.Sub(k.sampled) > aloneStale
+	var has bool
+	var limits *v1.GuestLimits
+	if k.begins(now) {
+		has, limits = k.ordered()
+	}
 	k.mu.Lock()
 	text, unsaved := k.text, k.unsaved
 	k.unsaved, k.sampled = false, now
 	k.decide(sample, now, has, limits)
 	k.mu.Unlock()
-	if after := k.decision(now); !before.equal(after) {
+	if after := k.decision(now); gap && after.decides || !before.equal(after) {
 		k.log.Info("the host's own decision about its owner", "no manager", after.alone, "counts", after.decides, "guests' limits", after.limits)
 		k.changed()
 	}
@@ -166,16 +180,27 @@ func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
 	}
 }
 
+// begins reports whether the host begins to decide.
+func (k *aloneKeeper) begins(now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.policy != nil && k.watcher == nil && k.sessions == 0 && now.Sub(k.since) >= aloneAfter
+}
+
 // decide decides whether the owner is back. The host begins to decide when it has heard from no manager for a while, with what
 // the last orders say. It goes on until a manager is there and the owner is away. k.mu is held.
-func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time, ordered, limits bool) {
+func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time, ordered bool, limits *v1.GuestLimits) {
 	state := now.Sub(k.since)
 	switch {
 	case k.policy == nil || k.watcher == nil && (k.sessions > 0 || state < aloneAfter):
 		return
 	case k.watcher == nil:
 		k.watcher, k.known = policy.NewWatcher(), ordered
-		if limits {
+		switch stop := k.policy.Harvest.Throttle.StopAfter; {
+		case limits == nil:
+		case stop >= 0 && proto.Equal(limits, k.limitsAfter(stop)): // the guests are stopped, and stay so
+			k.back = now.Add(-stop)
+		default:
 			k.back = now
 		}
 	}
@@ -204,11 +229,31 @@ func (k *aloneKeeper) decision(now time.Time) own {
 		return own{}
 	}
 	made := own{decides: true, alone: k.sessions == 0}
-	if !k.back.IsZero() {
-		since := time.Unix(0, 0) // the time of day may jump
-		made.limits, _ = k.policy.GuestLimits(&v1.Host{Withdrawn: []*v1.Withdrawal{{Policy: policy.HarvestName, Since: timestamppb.New(since)}}}, since.Add(now.Sub(k.back)))
+	switch {
+	case k.back.IsZero():
+	case made.alone:
+		made.limits = k.limitsAfter(now.Sub(k.back))
+	default: // only the manager stops guests: it can tell people, and move the guests away
+		made.limits = k.limitsAfter(0)
 	}
 	return made
+}
+
+// limitsAfter returns the limits of guests so long after the owner's return. The time of day, which may jump, does not count.
+func (k *aloneKeeper) limitsAfter(since time.Duration) *v1.GuestLimits {
+	back := time.Unix(0, 0)
+	limits, _ := k.policy.GuestLimits(&v1.Host{Withdrawn: []*v1.Withdrawal{{Policy: policy.HarvestName, Since: timestamppb.New(back)}}}, back.Add(since))
+	return limits
+}
+
+// problems tells of limits that a manager does not know.
+func (k *aloneKeeper) problems() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.sessions == 0 || !k.known || k.back.IsZero() {
+		return nil
+	}
+	return []string{"guests are slowed down until the host's owner is away: the owner came back while the host heard from no manager"}
 }
 
 // limitsOf returns the limits of a guest, and whether this agent may change them: those of its orders, and the host's own decision.
@@ -217,7 +262,7 @@ func (o own) limitsOf(g machine.View, touched map[string]bool) (limits *v1.Guest
 	role := g.Wanted.GetRole()
 	switch {
 	case role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING:
-	case g.Wanted == nil && g.Record != nil && g.Record.Phase == machine.PhaseStarted && (o.decides || touched[g.UID]):
+	case g.Wanted == nil && g.Record != nil && (g.Record.Phase == machine.PhaseStarted || g.Record.Phase == machine.PhaseSending) && (o.decides || touched[g.UID]):
 		touched[g.UID] = true // an agent that has just started has no orders, and a later manager may not know the guest
 	default:
 		return nil, false

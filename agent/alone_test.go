@@ -25,11 +25,12 @@ harvest:
 
 // lentHost is a host that takes samples, one a second.
 type lentHost struct {
-	t               *testing.T
-	k               *aloneKeeper
-	now             time.Time
-	told            int // how often the limits may have changed
-	ordered, limits bool
+	t       *testing.T
+	k       *aloneKeeper
+	now     time.Time
+	told    int // how often the limits may have changed
+	ordered bool
+	limits  *v1.GuestLimits
 }
 
 func newLentHost(t *testing.T, throttle string) *lentHost {
@@ -39,7 +40,7 @@ func newLentHost(t *testing.T, throttle string) *lentHost {
 	}
 	h := &lentHost{t: t, now: time.Now(), ordered: true}
 	h.k = &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: "k1"}, Info: &v1.HostInfo{Lent: true}}, path: filepath.Join(t.TempDir(), alonePolicyFile),
-		ordered: func() (bool, bool) { return h.ordered, h.limits }, changed: func() { h.told++ }, log: slog.New(slog.DiscardHandler), since: h.now}
+		ordered: func() (bool, *v1.GuestLimits) { return h.ordered, h.limits }, changed: func() { h.told++ }, log: slog.New(slog.DiscardHandler), since: h.now}
 	h.k.want(parsed.Alone(h.k.host))
 	return h
 }
@@ -54,12 +55,7 @@ func (h *lentHost) pass(seconds int, idle float64) own {
 }
 
 // session begins or ends a session with a manager.
-func (h *lentHost) session(by int) {
-	before := h.k.since
-	if h.k.session(by); h.k.since != before {
-		h.k.since = h.now
-	}
-}
+func (h *lentHost) session(by int) { h.k.session(by, h.now) }
 
 const throttled = "{weight: 1, cpu: 25%, stop_after: 20s}"
 
@@ -85,7 +81,10 @@ func TestWithoutAManagerAHostSlowsGuestsDownForItsOwner(t *testing.T) {
 
 	h.session(1)
 	h.expect("a manager is there, which does not know", h.pass(10, 30), true, 250)
-	h.expect("still, as the owner is not away", h.pass(300, 30), true, 5)
+	h.expect("still, as the owner is not away", h.pass(300, 30), true, 250)
+	if len(h.k.problems()) != 1 {
+		t.Errorf("the problems are %q", h.k.problems())
+	}
 	h.expect("the owner is away", h.pass(4, 61), false, 0)
 	h.expect("the manager decides", h.pass(30, 0.1), false, 0)
 	h.session(1) // a session begins before the last one has ended
@@ -101,21 +100,39 @@ func TestWithoutAManagerAHostSlowsGuestsDownForItsOwner(t *testing.T) {
 		h.pass(5, 61)
 	}
 	h.expect("the owner is away", h.pass(1, 61), true, 0)
+	h.expect("the owner is back", h.pass(1, 0.1), true, 250)
+	h.k.want(h.k.text + "# another text\n")
+	h.expect("with another text", h.pass(1, 30), true, 250)
 	h.k.want("")
 	h.expect("without a policy", h.pass(1, 0.1), false, 0)
 }
 
 func TestAHostAloneBeginsWithWhatTheOrdersSay(t *testing.T) {
 	h := newLentHost(t, throttled)
-	h.limits = true
+	h.limits = &v1.GuestLimits{CpuWeight: 1, CpuPermille: 250}
 	h.expect("limited by the orders", h.pass(10, 30), true, 250)
 	h.expect("the owner is away", h.pass(4, 61), true, 0)
+	h = newLentHost(t, throttled)
+	h.limits = &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}
+	h.expect("stopped by the orders", h.pass(10, 30), true, 5)
 
 	h = newLentHost(t, throttled)
 	h.ordered = false // the agent has just started
 	h.expect("neither busy nor idle", h.pass(60, 30), false, 0)
 	h.expect("the owner is away", h.pass(4, 61), true, 0)
 	h.expect("the owner is back", h.pass(1, 0.1), true, 250)
+}
+
+// A manager that crashes again and again is no manager.
+func TestAHostBesideAManagerThatComesAndGoes(t *testing.T) {
+	h := newLentHost(t, throttled)
+	for range 2 {
+		h.pass(4, 0.1)
+		h.session(1)
+		h.pass(1, 0.1)
+		h.session(-1)
+	}
+	h.expect("eleven seconds with two short sessions", h.pass(1, 0.1), true, 250)
 }
 
 func TestAHostAloneThatOnlyStopsGuests(t *testing.T) {
@@ -133,6 +150,11 @@ func TestAHostWithoutSamplesDoesNotDecideBesideAManager(t *testing.T) {
 	h.expect("without a manager", h.k.decision(h.now.Add(time.Minute)), true, 5)
 	h.session(1)
 	h.expect("with one", h.k.decision(h.now.Add(time.Minute)), false, 0)
+	h.now = h.now.Add(time.Minute)
+	before := h.told
+	if h.expect("samples again", h.pass(1, 0.1), true, 250); h.told == before {
+		t.Error("nobody was told")
+	}
 }
 
 // An agent that starts while no manager is there has the policy of the agent before.

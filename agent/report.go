@@ -36,6 +36,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	}
 	o.Problems = append(o.Problems, a.templates.problems(guests)...)
 	o.Problems = append(o.Problems, a.limits.problems()...)
+	o.Problems = append(o.Problems, a.alone.problems()...)
 	o.Problems = append(o.Problems, a.leases.problems()...)
 	o.Problems = append(o.Problems, a.storage.problems()...)
 	if a.config.SampleProblems != nil {

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -54,8 +55,8 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 				continue
 			}
 			if !ordered.Swap(true) {
-				s.alone.session(1)
-				defer s.alone.session(-1)
+				s.alone.session(1, time.Now())
+				defer func() { s.alone.session(-1, time.Now()) }()
 			}
 		}
 	}()

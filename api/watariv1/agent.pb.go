@@ -2285,7 +2285,7 @@ type HostWanted struct {
 	// revoked: the hosts of which certificates were revoked, by uid. The host accepts no earlier certificates of them.
 	Revoked []*RevokedHost `protobuf:"bytes,17,rep,name=revoked,proto3" json:"revoked,omitempty"`
 	// alone_policy: text of a policy (package policy) by which the host itself slows its guests down for its owner while it hears
-	// from no manager. Empty: it does not.
+	// from no manager, and then until the owner is away. Empty: it does not. A change has it only if it has changed (Dropped).
 	AlonePolicy   string `protobuf:"bytes,18,opt,name=alone_policy,json=alonePolicy,proto3" json:"alone_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
