@@ -89,10 +89,11 @@ func kvmHostIsLost(t *testing.T) {
 		out := must(t, "events")
 		return strings.Contains(out, "goes on from checkpoint "+made.Meta.Name), out
 	})
-	for _, g := range guestsOf(t, "kvm") {
-		if !g.Ready || g.Host != other {
-			t.Errorf("guest %s is ready: %v, on host %s, want %s", g.Meta.Name, g.Ready, g.Host, other)
-		}
+	for _, name := range []string{"kvm-0", "kvm-1"} {
+		until(t, settle, "guest "+name+" is ready on host "+other, func() (bool, string) {
+			g := guestNamed(t, name)
+			return g.Ready && g.Host == other, fmt.Sprintf("%+v", g)
+		})
 	}
 	start()
 	hostsReady(t)
