@@ -37,16 +37,11 @@ func (p *pass) drain() {
 		}
 		return strings.Compare(a.Meta.Name, b.Meta.Name)
 	})
-	nowhere := len(p.openRoom().takers()) == 0
 	for _, g := range leaving {
 		if p.full() {
 			return
 		}
-		if nowhere {
-			p.stays(g, p.Hosts[g.Host])
-		} else {
-			p.moveAway(g, p.Hosts[g.Host])
-		}
+		p.moveAway(g, p.Hosts[g.Host])
 	}
 }
 
@@ -55,7 +50,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
 		return
 	}
-	if diskAway(p.Objects, p, g) != "" {
+	if len(p.openRoom().takers()) == 0 || diskAway(p.Objects, p, g) != "" {
 		p.stays(g, h)
 		return
 	}

@@ -98,7 +98,10 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 				l.add("%s does not move it: %s", w.Policy, why)
 				continue
 			}
-			at.farSites(l, g, w.Policy)
+			far := at.farSites(g, w.Policy)
+			for _, site := range sortedKeys(far) {
+				l.add("%s does not move it to site %s: %s", w.Policy, site, far[site])
+			}
 		}
 	}
 	_, explanation, err := PlanMove(e.Objects, e.Reports, g, "", "")
@@ -112,21 +115,17 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 	}
 }
 
-// farSites says to which sites a policy must not move a guest because of the bytes that its moves have sent there.
-func (l *look) farSites(text *lines, g *v1.Guest, name string) {
-	why := l.toSite(g, name)
-	if why == nil {
-		return
-	}
-	sites := map[string]bool{}
-	for _, h := range l.Hosts {
-		sites[siteOf(h)] = true
-	}
-	for _, site := range sortedKeys(sites) {
-		if answer := why(site); answer != "" {
-			text.add("%s does not move it to site %s: %s", name, site, answer)
+// farSites returns the sites to which a policy must not move a guest because of the bytes that its moves have sent there, and why.
+func (l *look) farSites(g *v1.Guest, name string) map[string]string {
+	far := map[string]string{}
+	if why := l.toSite(g, name); why != nil {
+		for _, h := range l.Hosts {
+			if answer := why(siteOf(h)); answer != "" {
+				far[siteOf(h)] = answer
+			}
 		}
 	}
+	return far
 }
 
 // Stays says why a guest stays on a host that it has to leave.

@@ -86,7 +86,7 @@ func (p *pass) tellKept(kind string, meta *v1.Meta, text string, args ...any) {
 
 // stays tells why a guest stays on a host that policies have withdrawn. Of drained hosts, the command that drains tells.
 func (p *pass) stays(g *v1.Guest, h *v1.Host) {
-	if h.Draining || p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
+	if h.Draining {
 		return
 	}
 	for _, w := range h.Withdrawn {
@@ -100,31 +100,18 @@ func (p *pass) stays(g *v1.Guest, h *v1.Host) {
 			why = cmp.Or(p.usedLately().spent(w.Policy, bounds), p.linkSpent(g, w.Policy))
 		}
 		why = cmp.Or(why, "no other host can take it; `watari explain guest "+g.Meta.Name+"` tells why")
-		p.tellKept("guest", g.Meta, "stays on host %s although %s: %s", g.Host, leaveFor(w.Policy), why)
+		p.tellKept("guest", g.Meta, "stays on host %s although %s: %s", g.Host, withdrawnFor(w.Policy), why)
 	}
 }
 
 // linkSpent says that a policy must not move a guest to some other site because of the bytes that its moves have sent there; empty:
 // it may move to each.
 func (p *pass) linkSpent(g *v1.Guest, name string) string {
-	toSite := p.look().toSite(g, name)
-	if toSite == nil {
-		return ""
-	}
-	for _, host := range sortedKeys(p.Hosts) {
-		if why := toSite(siteOf(p.Hosts[host])); why != "" {
-			return why
-		}
+	far := p.look().farSites(g, name)
+	for _, site := range sortedKeys(far) {
+		return far[site]
 	}
 	return ""
-}
-
-// leaveFor says why guests have to leave a host that a policy has withdrawn.
-func leaveFor(name string) string {
-	if name == policy.HarvestName {
-		return "its owner is back"
-	}
-	return "policy " + name + " wants it to leave"
 }
 
 // refused tells of each policy which move would gain most of those that it must not make.

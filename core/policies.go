@@ -165,17 +165,21 @@ func withdrawalEvents(c *Change, before, now *v1.Host) {
 		if policy.Withdrawn(before, w.Policy) != nil {
 			continue
 		}
-		what := "its owner is back"
-		if w.Policy == policy.MaintenanceName {
-			what = "it is maintained"
-		}
-		c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "%s (%s): its guests are moved away, and no guest is placed there", what, w.Reason)
+		c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "%s (%s): its guests are moved away, and no guest is placed there", withdrawnFor(w.Policy), w.Reason)
 	}
 	for _, w := range before.Withdrawn {
 		if policy.Withdrawn(now, w.Policy) == nil {
 			c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "policy %s allows guests again", w.Policy)
 		}
 	}
+}
+
+// withdrawnFor says of a host why a policy has withdrawn it.
+func withdrawnFor(name string) string {
+	if name == policy.MaintenanceName {
+		return "it is maintained"
+	}
+	return "its owner is back"
 }
 
 // leastWithdrawal is the least time for which a host is withdrawn because of its owner.

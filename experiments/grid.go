@@ -245,22 +245,11 @@ func migrations(o Options) (*Result, error) {
 
 // countedMigrations compares runs with several numbers of live migrations, by a program that hardly communicates.
 func countedMigrations(o Options) (*Result, error) {
-	dir, err := os.MkdirTemp("", "queens-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	built, err := buildQueens(dir)
-	if err != nil {
-		return nil, err
-	}
-	s, err := up("mpi", "")
-	if s != nil {
-		defer s.Down()
-	}
-	if err != nil {
-		return nil, err
-	}
+	return withQueens(func(s *system.System, built string) (*Result, error) { return migrationsUnder(s, built, o.Runs) })
+}
+
+// migrationsUnder moves guests of several sizes under N queens; built is the path of the program.
+func migrationsUnder(s *system.System, built string, runs int) (*Result, error) {
 	r := &Result{Axis: Axis{X: "migrations", Y: "s longer"}, Note: "The paper moves guests of 128 and 256 MiB under EP, class B, of eight processes. Here it is " + movedQueens + " queens (examples/queens) of two processes, at one site. A guest of 128 MiB has no room for Open MPI's programs and the image here."}
 	published := map[int]string{192: "about 0.5 s a migration at 128 MiB", 256: "about 1 s a migration"}
 	program := []string{"--stage", built, "--", "./queens", movedQueens}
@@ -271,7 +260,7 @@ func countedMigrations(o Options) (*Result, error) {
 			if _, _, err := withMoves(s, program, 0, "a2"); err != nil { // the first run also translates the program
 				return err
 			}
-			for range o.Runs {
+			for range runs {
 				var alone float64
 				for _, moves := range []int{0, 1, 2, 4, 8} {
 					if _, err := s.Watari("migrate", "mig-1", "--to", "a1"); err != nil && !strings.Contains(err.Error(), "already") {
@@ -312,7 +301,7 @@ func countedMigrations(o Options) (*Result, error) {
 // movedQueens is a board's side, for which two emulated guests need longer than eight migrations take.
 const movedQueens = "16"
 
-// untilItRuns is how long a run takes at most until its program computes.
+// untilItRuns is the pause before the first migration of a run. Until then, its program has begun to compute.
 const untilItRuns = 5 * time.Second
 
 // withMoves runs a program on cluster mig, and moves a guest meanwhile, to a host and back to a1 in turn. It returns how long the
@@ -323,7 +312,9 @@ func withMoves(s *system.System, program []string, moves int, to string) (took f
 		_, err := s.Watari(append([]string{"run", "mig"}, program...)...)
 		done <- err
 	}()
-	time.Sleep(min(1, time.Duration(moves)) * untilItRuns)
+	if moves > 0 {
+		time.Sleep(untilItRuns)
+	}
 	for i := range moves {
 		target := to
 		if i%2 == 1 {

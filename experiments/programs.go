@@ -81,14 +81,26 @@ const queens = "15"
 
 // nQueens compares numbers of guests by a master that gives small tasks to workers.
 func nQueens(o Options) (*Result, error) {
+	return withQueens(func(s *system.System, built string) (*Result, error) {
+		r, err := speeds(s, o.Runs, []program{{queens + " queens", "in proportion to the nodes, on guests as on bare machines",
+			func(int) []string { return []string{built} }, func(int) []string { return []string{"./queens", queens} }}})
+		if err == nil {
+			r.Note += " The program is examples/queens; the paper's is another, with the same division of work. It checks its result."
+		}
+		return r, err
+	})
+}
+
+// withQueens builds examples/queens, starts a lab of two sites, and measures: built is the path of the program.
+func withQueens(measure func(s *system.System, built string) (*Result, error)) (*Result, error) {
 	dir, err := os.MkdirTemp("", "queens-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	built, err := buildQueens(dir)
-	if err != nil {
-		return nil, err
+	built := filepath.Join(dir, "queens")
+	if said, err := exec.Command("mpicc", "-O2", "-o", built, "examples/queens/queens.c").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build examples/queens/queens.c: %w\n%s", err, said)
 	}
 	s, err := up("mpi", "")
 	if s != nil {
@@ -97,21 +109,7 @@ func nQueens(o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := speeds(s, o.Runs, []program{{queens + " queens", "in proportion to the nodes, on guests as on bare machines",
-		func(int) []string { return []string{built} }, func(int) []string { return []string{"./queens", queens} }}})
-	if err == nil {
-		r.Note += " The program is examples/queens; the paper's is another, with the same division of work. It checks its result."
-	}
-	return r, err
-}
-
-// buildQueens builds examples/queens in a folder and returns the path of the program.
-func buildQueens(dir string) (string, error) {
-	path := filepath.Join(dir, "queens")
-	if said, err := exec.Command("mpicc", "-O2", "-o", path, "examples/queens/queens.c").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build examples/queens/queens.c: %w\n%s", err, said)
-	}
-	return path, nil
+	return measure(s, built)
 }
 
 // speeds runs every program in clusters of every size at every place.

@@ -2276,8 +2276,8 @@ type HostWanted struct {
 	Protocol uint32 `protobuf:"varint,11,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the manager speaks; 0: 1
 	Stamp    *Stamp `protobuf:"bytes,12,opt,name=stamp,proto3" json:"stamp,omitempty"`        // unset: an older manager
 	// base_generation: these orders are a change to the orders of this generation, which went before in the session. Lists
-	// hold the elements that are new or have changed, and dropped names those that are gone; all other fields are as in
-	// complete orders. 0: the orders are complete.
+	// hold the elements that are new or have changed, and dropped names those that are gone; all other fields but
+	// alone_policy are as in complete orders. 0: the orders are complete.
 	BaseGeneration uint64              `protobuf:"varint,13,opt,name=base_generation,json=baseGeneration,proto3" json:"base_generation,omitempty"`
 	Dropped        *Dropped            `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	Checkpoints    []*CheckpointWanted `protobuf:"bytes,15,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`

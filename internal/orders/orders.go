@@ -20,7 +20,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	if before == nil || version < protocol.Changes || before.Term != now.Term || before.Generation == 0 || before.Generation >= now.Generation {
 		return now
 	}
-	// Scalar fields are those of now, and so is the list of revoked certificates, which is short.
+	// Scalar fields are those of now, except the policy, and so is the list of revoked certificates, which is short.
 	c := &v1.HostWanted{Term: now.Term, Generation: now.Generation, BootId: now.BootId, Protocol: now.Protocol, Stamp: now.Stamp,
 		Sharing: now.Sharing, TrustGroup: now.TrustGroup, Revoked: now.Revoked, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
 		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu(),
