@@ -310,7 +310,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	a.checkpoints.want(w.Checkpoints)
 	a.volumes.want(w)
 	a.storage.want(w)
-	a.alone.want(w.AlonePolicy)
+	a.alone.want(w)
 	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()

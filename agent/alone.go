@@ -37,14 +37,14 @@ type aloneKeeper struct {
 	host    *v1.Host // as the policy's conditions see it
 	path    string
 	samples func() (*v1.HostSample, <-chan struct{})
-	// ordered reports whether the agent has orders, and returns limits that they set; nil: none.
-	ordered func() (has bool, limits *v1.GuestLimits)
 	changed func() // called when the limits may have changed
 	log     *slog.Logger
 
 	mu       sync.Mutex
 	text     string          // of the policy that the latest orders name
 	unsaved  bool            // the file has another text
+	ordered  bool            // the agent has taken orders
+	limits   *v1.GuestLimits // that the latest orders set; nil: none
 	policy   *policy.Policy  // the same; nil: there is nothing to do
 	sessions int             // with a manager, in which it has sent orders
 	since    time.Time       // since when there are sessions, or none; a short session does not count
@@ -68,19 +68,7 @@ func (o own) equal(other own) bool {
 
 func newAloneKeeper(a *Agent) *aloneKeeper {
 	return &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: a.config.Name}, Info: a.config.Info}, path: filepath.Join(a.config.StateDir, alonePolicyFile),
-		samples: a.config.Samples, ordered: a.ordersLimit, changed: func() { poke(a.limits.wake) }, log: a.log, since: time.Now()}
-}
-
-// ordersLimit reports whether the agent has orders, and returns limits that they set; nil: none.
-func (a *Agent) ordersLimit() (has bool, limits *v1.GuestLimits) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, g := range a.machine.Guests() {
-		if limited(g.Wanted.GetLimits()) {
-			limits = g.Wanted.Limits
-		}
-	}
-	return a.machine.Ordered(), limits
+		samples: a.config.Samples, changed: func() { poke(a.limits.wake) }, log: a.log, since: time.Now()}
 }
 
 // load reads the policy that an earlier agent has kept.
@@ -89,14 +77,25 @@ func (k *aloneKeeper) load() {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		k.log.Warn("without a manager, nothing slows guests down for the host's owner", "error", err)
 	}
-	k.want(string(text))
+	k.follow(string(text))
 	k.unsaved = false
 }
 
-// want takes the policy that orders name.
-func (k *aloneKeeper) want(text string) {
+// want takes the orders: the policy, and limits that they set.
+func (k *aloneKeeper) want(w *v1.HostWanted) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.ordered, k.limits = true, nil
+	for _, g := range w.Guests {
+		if limited(g.Limits) {
+			k.limits = g.Limits
+		}
+	}
+	k.follow(w.AlonePolicy)
+}
+
+// follow takes the text of a policy. k.mu is held, or nobody else knows k yet.
+func (k *aloneKeeper) follow(text string) {
 	if text == k.text {
 		return
 	}
@@ -155,15 +154,10 @@ func (k *aloneKeeper) run(ctx context.Context) {
 // see decides by a sample, and keeps a new policy in the file.
 func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
 	before, gap := k.decision(k.sampled), now.Sub(k.sampled) > aloneStale
-	var has bool
-	var limits *v1.GuestLimits
-	if k.begins(now) {
-		has, limits = k.ordered()
-	}
 	k.mu.Lock()
 	text, unsaved := k.text, k.unsaved
 	k.unsaved, k.sampled = false, now
-	k.decide(sample, now, has, limits)
+	k.decide(sample, now)
 	k.mu.Unlock()
 	if after := k.decision(now); gap && after.decides || !before.equal(after) {
 		k.log.Info("the host's own decision about its owner", "no manager", after.alone, "counts", after.decides, "guests' limits", after.limits)
@@ -180,25 +174,18 @@ func (k *aloneKeeper) see(sample *v1.HostSample, now time.Time) {
 	}
 }
 
-// begins reports whether the host begins to decide.
-func (k *aloneKeeper) begins(now time.Time) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.policy != nil && k.watcher == nil && k.sessions == 0 && now.Sub(k.since) >= aloneAfter
-}
-
 // decide decides whether the owner is back. The host begins to decide when it has heard from no manager for a while, with what
 // the last orders say. It goes on until a manager is there and the owner is away. k.mu is held.
-func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time, ordered bool, limits *v1.GuestLimits) {
+func (k *aloneKeeper) decide(sample *v1.HostSample, now time.Time) {
 	state := now.Sub(k.since)
 	switch {
 	case k.policy == nil || k.watcher == nil && (k.sessions > 0 || state < aloneAfter):
 		return
 	case k.watcher == nil:
-		k.watcher, k.known = policy.NewWatcher(), ordered
+		k.watcher, k.known = policy.NewWatcher(), k.ordered
 		switch stop := k.policy.Harvest.Throttle.StopAfter; {
-		case limits == nil:
-		case stop >= 0 && proto.Equal(limits, k.limitsAfter(stop)): // the guests are stopped, and stay so
+		case k.limits == nil:
+		case stop >= 0 && proto.Equal(k.limits, k.limitsAfter(stop)): // the guests are stopped, and stay so
 			k.back = now.Add(-stop)
 		default:
 			k.back = now

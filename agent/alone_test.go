@@ -38,10 +38,10 @@ func newLentHost(t *testing.T, throttle string) *lentHost {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &lentHost{t: t, now: time.Now(), ordered: true}
+	h := &lentHost{t: t, now: time.Now()}
 	h.k = &aloneKeeper{host: &v1.Host{Meta: &v1.Meta{Name: "k1"}, Info: &v1.HostInfo{Lent: true}}, path: filepath.Join(t.TempDir(), alonePolicyFile),
-		ordered: func() (bool, *v1.GuestLimits) { return h.ordered, h.limits }, changed: func() { h.told++ }, log: slog.New(slog.DiscardHandler), since: h.now}
-	h.k.want(parsed.Alone(h.k.host))
+		changed: func() { h.told++ }, log: slog.New(slog.DiscardHandler), since: h.now}
+	h.k.want(&v1.HostWanted{AlonePolicy: parsed.Alone(h.k.host)})
 	return h
 }
 
@@ -56,6 +56,11 @@ func (h *lentHost) pass(seconds int, idle float64) own {
 
 // session begins or ends a session with a manager.
 func (h *lentHost) session(by int) { h.k.session(by, h.now) }
+
+// limited has orders limit a guest.
+func (h *lentHost) limited(permille uint32) {
+	h.k.want(&v1.HostWanted{AlonePolicy: h.k.text, Guests: []*v1.GuestWanted{{}, {Limits: &v1.GuestLimits{CpuWeight: 1, CpuPermille: permille}}}})
+}
 
 const throttled = "{weight: 1, cpu: 25%, stop_after: 20s}"
 
@@ -101,23 +106,23 @@ func TestWithoutAManagerAHostSlowsGuestsDownForItsOwner(t *testing.T) {
 	}
 	h.expect("the owner is away", h.pass(1, 61), true, 0)
 	h.expect("the owner is back", h.pass(1, 0.1), true, 250)
-	h.k.want(h.k.text + "# another text\n")
+	h.k.want(&v1.HostWanted{AlonePolicy: h.k.text + "# another text\n"})
 	h.expect("with another text", h.pass(1, 30), true, 250)
-	h.k.want("")
+	h.k.want(&v1.HostWanted{})
 	h.expect("without a policy", h.pass(1, 0.1), false, 0)
 }
 
 func TestAHostAloneBeginsWithWhatTheOrdersSay(t *testing.T) {
 	h := newLentHost(t, throttled)
-	h.limits = &v1.GuestLimits{CpuWeight: 1, CpuPermille: 250}
+	h.limited(250)
 	h.expect("limited by the orders", h.pass(10, 30), true, 250)
 	h.expect("the owner is away", h.pass(4, 61), true, 0)
 	h = newLentHost(t, throttled)
-	h.limits = &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}
+	h.limited(5)
 	h.expect("stopped by the orders", h.pass(10, 30), true, 5)
 
 	h = newLentHost(t, throttled)
-	h.ordered = false // the agent has just started
+	h.k.ordered = false // the agent has just started
 	h.expect("neither busy nor idle", h.pass(60, 30), false, 0)
 	h.expect("the owner is away", h.pass(4, 61), true, 0)
 	h.expect("the owner is back", h.pass(1, 0.1), true, 250)
