@@ -24,6 +24,7 @@ import (
 	"watari/agent/volume"
 	v1 "watari/api/watariv1"
 	"watari/internal/durable"
+	"watari/internal/protocol"
 )
 
 // VolumeHost is the part of the hypervisor and of the tunnels that volumes need.
@@ -41,8 +42,6 @@ const (
 	volumeCheck = time.Second
 	// failedAfter is how long tries fail before the manager is told to ask another host, if it can.
 	failedAfter = time.Minute
-	// usedStep is the step, rounded up, in which the use of the disk is reported: after each change of a report the manager decides anew.
-	usedStep = 64 << 20
 	// syncTime is how long a guest may take to write its home to its volume before the guest ends.
 	syncTime = 20 * time.Second
 	// ordersFile keeps the orders about volumes. So guests have their volumes after a restart of the agent, even while the
@@ -315,7 +314,7 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if ctx.Err() != nil {
 		return
 	}
-	used := (disk.UsedBytes() + usedStep - 1) / usedStep * usedStep
+	used := (disk.UsedBytes() + protocol.VolumeStep - 1) / protocol.VolumeStep * protocol.VolumeStep
 	k.mu.Lock()
 	before := *v
 	v.working, v.ready, v.used = false, err == nil && !w.Discard, used

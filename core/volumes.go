@@ -15,6 +15,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core/lifecycle"
+	"watari/internal/protocol"
 )
 
 // volumes takes a step for each volume. Of a volume with a later disk than the store knows, it only records that disk: what the
@@ -521,9 +522,6 @@ func (r *roomiest) offer(h *v1.Host, room uint64) {
 	}
 }
 
-// usedStep is the step in which hosts round up what a volume uses of their disks.
-const usedStep = 64 << 20
-
 // volumeRoom returns how much of a host's disk would be free if all its volumes were full, in bytes. Volumes that move to the
 // host count.
 func volumeRoom(s *Objects, host string, report *v1.HostObserved) uint64 {
@@ -531,7 +529,7 @@ func volumeRoom(s *Objects, host string, report *v1.HostObserved) uint64 {
 	for _, v := range s.Volumes {
 		if slices.Contains(volumeHosts(v), host) {
 			used := min(volumeOn(report, v.Meta.Uid).GetUsedBytes(), v.SizeBytes)
-			used -= min(used, usedStep)
+			used -= min(used, protocol.VolumeStep)
 			free -= min(free, v.SizeBytes-used)
 		}
 	}
