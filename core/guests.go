@@ -70,6 +70,9 @@ func (p *pass) guest(g *v1.Guest) {
 			p.refuse(key, g, why)
 			return
 		}
+		if v := volumeOf(p.Objects, g); v != nil && p.changed(v) {
+			return // the grant changes it, too
+		}
 		if restoring(p.Clusters[g.Cluster]) && memberOf(p.restoredFrom(g), g) == nil {
 			return // the restore fails
 		}

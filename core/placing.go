@@ -274,6 +274,7 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string, 
 		extended.Platforms = append(extended.Platforms, added)
 		c.write(Update, extended)
 	}
+	p.useVolume(&c, g)
 	if from == nil {
 		c.event(v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", host, update.Epoch)
 	} else {

@@ -276,7 +276,7 @@ func (p *pass) volume(v *v1.Volume, user *v1.Cluster) {
 	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_READY, ""
 		c.event(v1.Severity_SEVERITY_INFO, "volume", name, "is there again: host %s has joined", v.Host)
-	case v.State == v1.VolumeState_VOLUME_STATE_READY && v.Generation == v.DiskGeneration && seen == nil && report.GetKeepsVolumes() &&
+	case v.State == v1.VolumeState_VOLUME_STATE_READY && !unadopted(v) && seen == nil && report.GetKeepsVolumes() &&
 		p.current(v.Host) && p.volumeRestoredFrom(v) == nil:
 		// The volume was deleted before an older copy of the store was put back, or somebody has deleted the file.
 		update.State, update.Message = v1.VolumeState_VOLUME_STATE_LOST, fmt.Sprintf("host %s, which had it, has no disk of it", v.Host)
@@ -453,7 +453,7 @@ func (p *pass) hostWith(v *v1.Volume) (host string) {
 		report, _, connected := p.Observed(name)
 		o := volumeOn(report, v.Meta.Uid)
 		generation := o.GetFacts().GetGeneration()
-		keeps := v.Host != "" && p.current(name) && o != nil && o.GivenUp == nil && generation == v.DiskGeneration
+		keeps := v.Host != "" && p.current(name) && o != nil && o.GivenUp == nil && generation >= v.DiskGeneration
 		if connected && (o.GetReady() || keeps) && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
 			host, latest = name, generation
 		}
@@ -599,6 +599,19 @@ func (p *pass) lacksVolume(g *v1.Guest) string {
 	return ""
 }
 
+// useVolume gives the volume of a guest that is about to be started the next generation. From then on the guest's disk is the latest:
+// a host with a disk from before, which the store does not know because an older copy of it was put back, does not take the volume
+// from the guest when it returns.
+func (p *pass) useVolume(c *Change, g *v1.Guest) {
+	v := volumeOf(p.Objects, g)
+	if v == nil || unadopted(v) {
+		return
+	}
+	used := proto.CloneOf(v)
+	used.Generation = NextGeneration(v.Generation, p.Now)
+	c.write(Update, used)
+}
+
 // volumeSource says where a guest's volume is served; nil: it has none.
 func (p *pass) volumeSource(g *v1.Guest) *v1.VolumeSource {
 	v := volumeOf(p.Objects, g)
@@ -658,6 +671,11 @@ func (p *pass) volumeOrders(host string) (list []*v1.VolumeWanted) {
 // unmade reports whether no host has served a disk of a volume yet, so far as the store knows.
 func unmade(v *v1.Volume) bool {
 	return v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation == 0
+}
+
+// unadopted reports whether a volume has moved to its host, and the host has yet to make its copy the volume's disk.
+func unadopted(v *v1.Volume) bool {
+	return v.Generation > v.DiskGeneration && v.GetMove().GetGeneration() == v.Generation
 }
 
 // diskElsewhere returns a host that has a disk of a volume, and is not the volume's host; nil: none has one. If the volume's record

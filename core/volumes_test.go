@@ -411,6 +411,38 @@ func TestAVolumeIsPutBackBeforeItsGuest(t *testing.T) {
 	}
 }
 
+// An older copy of the store was put back, and a host that has got the volume in the lost time was given up. It comes back when
+// a guest has been started with an earlier disk.
+func TestAHostThatReturnsTakesNoVolumeFromAGuest(t *testing.T) {
+	h := inUse(t)
+	h.withVolume()
+	lost := uint64(h.now.Unix())
+	h.ask(func(a *Admission) (Change, error) {
+		c, _, err := a.RestoreCheckpoint("md-c1")
+		return c, err
+	})
+	h.pass(time.Second)
+	h.releaseAll()
+	h.pass(time.Second)
+	h.volumes["a2"][0].Restored = h.objects.Clusters["md"].Restore.Id
+	h.pass(time.Second)
+	v := h.objects.Volumes["data"]
+	if g := h.objects.Guests["md-0"]; g.Host == "" || v.Host != "a2" || v.Generation <= lost {
+		t.Fatalf("md-0 is on %q, and its volume is %v", g.Host, v)
+	}
+	h.volumes["a2"][0].Facts.Generation = v.Generation
+	h.has("b1", v, 0)
+	h.volumes["b1"][0].Facts.Generation = lost
+	h.pass(time.Second)
+	orders := h.pass(time.Second)
+	if v := h.objects.Volumes["data"]; v.Host != "a2" || len(h.volumeOrder(orders, "a2").GetReaders()) != 1 {
+		t.Errorf("it is %v, and a2 is ordered %v", v, h.volumeOrder(orders, "a2"))
+	}
+	if w := h.volumeOrder(orders, "b1"); !w.GetDiscard() {
+		t.Errorf("b1 is ordered %v", w)
+	}
+}
+
 // A volume whose host is lost is restored on another host, with its cluster. When the lost host comes back, it deletes its
 // disk, but not before the other disk is ready.
 func TestAVolumeWhoseHostIsLost(t *testing.T) {
@@ -444,6 +476,7 @@ func TestAVolumeWhoseHostIsLost(t *testing.T) {
 	seen := h.volumes[v.Host][0]
 	seen.Restored, seen.Facts.Generation = h.objects.Clusters["md"].Restore.Id, v.Generation
 	h.pass(time.Second)
+	seen.Facts.Generation = h.objects.Volumes["data"].Generation // md-0 is started
 	if w := h.volumeOrder(h.pass(time.Second), "a2"); !w.GetDiscard() {
 		t.Errorf("afterwards a2 is ordered %v", w)
 	}

@@ -29,7 +29,7 @@ type Facts struct {
 	Owner     string `json:"owner"`
 	OwnerUID  string `json:"owner_uid"`
 	SizeBytes uint64 `json:"size_bytes"`
-	// Generation grows whenever the volume moves to another host.
+	// Generation grows whenever the volume gets another host, and whenever a guest is started with it.
 	Generation uint64 `json:"generation,omitempty"`
 	// Seal is the manager's seal (VolumeFacts.seal).
 	Seal []byte `json:"seal,omitempty"`

@@ -4925,7 +4925,7 @@ type Volume struct {
 	Cluster             string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // that uses it; empty: none
 	ClusterUid          string                 `protobuf:"bytes,7,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
 	UsedBytes           uint64                 `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`             // of the host's disk, in steps of 64 MiB, rounded up; 0: not known. Set in answers, not stored
-	Generation          uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                            // grows each time that the volume gets another host; a disk of an older one is stale
+	Generation          uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                            // grows when the volume gets another host, and when a guest is started with it; an older disk is stale
 	CheckpointKey       string                 `protobuf:"bytes,10,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"` // the key pair for its snapshots, as in Cluster; empty: none were made. Not in answers
 	CheckpointRecipient string                 `protobuf:"bytes,11,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"`
 	Checkpoints         *CheckpointPlan        `protobuf:"bytes,12,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"` // of snapshots
@@ -5253,7 +5253,7 @@ type VolumeFacts struct {
 	Owner      string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	OwnerUid   string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
 	SizeBytes  uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Generation uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // as in Volume, when the disk was made
+	Generation uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // as in Volume, when the manager last described the disk
 	// seal: by it the manager knows that it has said this to this host: HMAC-SHA256. Empty: an older manager did.
 	Seal          []byte `protobuf:"bytes,6,opt,name=seal,proto3" json:"seal,omitempty"`
 	unknownFields protoimpl.UnknownFields
