@@ -51,6 +51,7 @@ type identityKeeper struct {
 	hash    string    // the guest's own hash of its peers when it got that identity
 	boot    string    // the guest kernel's boot id at that time
 	memory  *v1.OutOfMemory
+	cpu     cpuReadings
 	list    string // hash of the list of guests that the guest must have
 	stale   bool   // the guest has an earlier list
 }
@@ -202,6 +203,9 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		return err
 	}
 	k.noteMemory(d.GetOutOfMemory())
+	k.mu.Lock()
+	k.cpu.add(d.GetCpuTimes(), time.Now())
+	k.mu.Unlock()
 	if len(identity.Mounts) > 0 && !d.MountsStorage {
 		k.g.setStep("%s", tooOldToMount)
 		return errors.New(tooOldToMount)

@@ -112,7 +112,8 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 	d := division{shares: make([]placement.Share, len(hosts))}
 	for i := range hosts {
 		h := &hosts[i]
-		share := placement.Share{Host: h.Name, Has: h.ClusterGuests, Capacity: capacityFor(h, u, c, guestsAt(h.Name))}
+		share := placement.Share{Host: h.Name, Has: h.ClusterGuests}
+		share.Capacity, share.Cores = capacityFor(h, u, c, guestsAt(h.Name))
 		switch {
 		case !h.Connected: // its guests stay
 			share.Least, share.Most = h.ClusterGuests, h.ClusterGuests
@@ -127,11 +128,11 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 	return d
 }
 
-// capacityFor returns what a host computes for a cluster in a second: the cores that nothing else uses, and at least
-// leastFree of all, times their speed.
-func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Guest]) float64 {
+// capacityFor returns what a host computes for a cluster in a second: the free cores, which nothing else uses, but at least
+// leastFree of all, times their speed and the host's pace.
+func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Guest]) (capacity, free float64) {
 	cores := coresOf(h.Info)
-	free := cores
+	free = cores
 	if u != nil {
 		free -= u.Hosts[h.Name].Others
 		for g := range guests {
@@ -140,11 +141,12 @@ func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Gues
 			}
 		}
 	}
-	capacity := speedOf(h.Info) * max(free, leastFree*cores)
+	free = max(free, leastFree*cores)
+	capacity = speedOf(h.Info) * free * paceOf(c, h.Name)
 	if h.Acceleration != v1.AccelerationKind_ACCELERATION_KIND_KVM {
 		capacity *= emulated
 	}
-	return capacity
+	return capacity, free
 }
 
 // now returns how slow the slowest host is with the present division.
@@ -203,8 +205,8 @@ func (p *pass) apportion() {
 		if !apportioned(c) || c.Meta.Deleting != nil || p.full() {
 			continue
 		}
-		hosts, d := p.reapportioned(c)
-		if d == nil {
+		hosts, d := p.divided(c)
+		if d == nil || p.learnPaces(c, d) || placement.Slowest(d.counts, d.shares)*(1+apportionGain) > d.now() {
 			continue
 		}
 		since, was := memory.better[name]
@@ -231,9 +233,8 @@ func (m *apportionMemory) inTurn(names []string) []string {
 	return slices.Concat(names[after:], names[:after])
 }
 
-// reapportioned returns the hosts and a division of a cluster that is better than the present one; nil: there is none, or
-// guests of the cluster are moving.
-func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
+// divided returns the hosts and the best division of a cluster; nil: guests of the cluster are moving.
+func (p *pass) divided(c *v1.Cluster) ([]placement.Host, *division) {
 	guests := p.index.guestsOf(c.Meta.Name)
 	for _, g := range guests {
 		if !unwanted(p.Objects, g) && (p.index.moves[g.Meta.Uid] != nil || p.asked[g.Meta.Uid]) {
@@ -242,9 +243,6 @@ func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
 	}
 	hosts := p.openRoom().forCluster(p, p.index.moves, guests, c.ImageDigest)
 	d := p.divide(c, hosts)
-	if placement.Slowest(d.counts, d.shares)*(1+apportionGain) > d.now() {
-		return nil, nil
-	}
 	return hosts, &d
 }
 
@@ -354,8 +352,17 @@ func (e *Explainer) apportion(l *lines, g *v1.Guest) {
 		if s.Most == 0 && s.Has == 0 {
 			continue
 		}
-		l.add("  %s: has %d, wanted %d; %.2f of the hosts' speed%s", s.Host, s.Has, d.counts[i], s.Capacity/math.Max(total, math.SmallestNonzeroFloat64), bounded(s, d.counts[i]))
+		l.add("  %s: has %d, wanted %d; %.2f of the hosts' speed%s%s", s.Host, s.Has, d.counts[i], s.Capacity/math.Max(total, math.SmallestNonzeroFloat64),
+			atPace(c, s.Host), bounded(s, d.counts[i]))
 	}
+}
+
+// atPace tells of a host's pace for a cluster; empty: it is 1.
+func atPace(c *v1.Cluster, host string) string {
+	if pace := paceOf(c, host); pace != 1 {
+		return fmt.Sprintf(" (its program computes there %.2f times as fast as measured)", pace)
+	}
+	return ""
 }
 
 // bounded says why a host cannot have more guests; empty: it can.

@@ -30,6 +30,7 @@ type GuestUsage struct {
 	Wait        float64 // cores for which its virtual CPUs waited for a processor
 	MemoryBytes uint64  // resident
 	DirtyRate   float64 // bytes per second of memory pages that it changes; 0: none, or not known
+	Computing   float64 // as in GuestSample: the part of the last 30 seconds that its programs computed; 0: not known
 	Known       time.Duration
 }
 

@@ -40,13 +40,18 @@ func (m *Manager) measured() (hosts []metrics.Host) {
 func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	since := time.Now().Add(-core.UsageWindow)
 	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts)), Traffic: m.traffic.at(time.Now())}
+	computing := map[string]float64{}
 	for name := range s.Hosts {
 		mean, known := m.history.HostMean(name, since)
 		usage.Hosts[name] = core.HostUsage{Others: mean.CpuOwner + mean.CpuSystem, Known: known}
+		for _, g := range m.history.Latest(name).GetGuests() {
+			computing[g.Uid] = g.Computing
+		}
 	}
 	for _, g := range s.Guests {
 		mean, known := m.history.GuestMean(g.Meta.Uid, since)
-		usage.Guests[g.Meta.Uid] = core.GuestUsage{CPU: mean.Cpu, Wait: mean.CpuWait, MemoryBytes: mean.MemoryBytes, DirtyRate: mean.DirtyRate, Known: known}
+		usage.Guests[g.Meta.Uid] = core.GuestUsage{CPU: mean.Cpu, Wait: mean.CpuWait, MemoryBytes: mean.MemoryBytes, DirtyRate: mean.DirtyRate,
+			Computing: computing[g.Meta.Uid], Known: known}
 	}
 	return usage
 }

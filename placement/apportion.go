@@ -13,6 +13,7 @@ import (
 type Share struct {
 	Host     string
 	Capacity float64 // what it computes for the cluster in a second
+	Cores    float64 // of the capacity
 	Has      int     // guests of the cluster
 	// Least and Most bound the guests that it can have.
 	Least, Most int

@@ -5,6 +5,8 @@ package sim
 import (
 	"fmt"
 	"hash/fnv"
+	"maps"
+	"time"
 
 	v1 "watari/api/watariv1"
 	"watari/core"
@@ -23,6 +25,33 @@ func (h *host) speed() float64 {
 	sum := fnv.New32a()
 	sum.Write([]byte(h.boot))
 	return []float64{0, 0.5, 2}[sum.Sum32()%3]
+}
+
+// pace returns how many times as much the host computes for all programs as its speed says. It changes when the host reboots.
+func (h *host) pace() float64 {
+	sum := fnv.New32a()
+	sum.Write([]byte(h.boot + " pace"))
+	return []float64{1, 1, 0.5}[sum.Sum32()%3]
+}
+
+// computing returns which part of the time a guest says that it computes; 0: it does not say that. The program of an abstract
+// cluster waits for its slowest host. If the guests' load is not steady, they say anything.
+func (s *Sim) computing(c *copyOf, at *host) float64 {
+	g := s.store.objects.Guests[c.name]
+	if !s.store.objects.Clusters[g.GetCluster()].GetSpec().GetAbstract() {
+		return 0
+	}
+	if s.pattern != steady {
+		return s.rng.Float64()
+	}
+	needs, slowest := map[string]float64{}, 0.0
+	for _, other := range core.GuestsOf(s.store.objects, g.Cluster) {
+		if h := s.hosts[other.Host]; h != nil {
+			needs[h.name] += 1 / (max(0.5, h.speed()) * h.pace())
+			slowest = max(slowest, needs[h.name])
+		}
+	}
+	return needs[at.name] / max(slowest, needs[at.name], 1e-9)
 }
 
 // disproportionate names an abstract cluster whose guests are not divided by the hosts' speeds; empty: there is none.
@@ -54,6 +83,29 @@ func (s *Sim) placed(cluster string) bool {
 		}
 	}
 	return true
+}
+
+// checkPaces checks what was learnt of an abstract cluster's hosts: it is bounded, and the guests have been where they are for long.
+func (s *Sim) checkPaces(now *core.Objects, was, c *v1.Cluster) {
+	if maps.Equal(was.Paces, c.Paces) || s.restored && !s.recovered {
+		return
+	}
+	s.count("paces are learnt")
+	for host, pace := range c.Paces {
+		if !(pace >= 0.25 && pace <= 4) {
+			s.violate("cluster %s computes %v times as fast on host %s as measured", c.Meta.Name, pace, host)
+		}
+	}
+	for _, g := range core.GuestsOf(now, c.Meta.Name) {
+		if ago := s.now.Sub(g.Started.AsTime()); !s.jumped && ago < time.Minute/apportionHurry {
+			s.violate("paces of cluster %s are learnt %v after the start of %s", c.Meta.Name, ago, g.Meta.Name)
+		}
+	}
+	for _, m := range now.Migrations {
+		if ago := s.now.Sub(m.Ended.AsTime()); m.Ended != nil && now.Guests[m.Guest].GetCluster() == c.Meta.Name && !s.jumped && ago < time.Minute/apportionHurry {
+			s.violate("paces of cluster %s are learnt %v after move %s", c.Meta.Name, ago, m.Meta.Name)
+		}
+	}
 }
 
 // checkApportioned checks a move that keeps guests in proportion to the hosts' speeds: only guests of abstract clusters

@@ -147,6 +147,9 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
 		s.checkSize(now, name, c)
+		if was := before.Clusters[name]; was != nil && was != c {
+			s.checkPaces(now, was, c)
+		}
 	}
 	s.checkCheckpoints(before, now)
 	s.checkClaims(now)

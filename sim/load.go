@@ -83,7 +83,7 @@ func (h *host) use(sample *v1.HostSample) {
 	for _, c := range h.live() {
 		d := h.sim.demand(c.uid, h)
 		demand += d
-		sample.Guests = append(sample.Guests, &v1.GuestSample{Uid: c.uid, Name: c.name, Cpu: d})
+		sample.Guests = append(sample.Guests, &v1.GuestSample{Uid: c.uid, Name: c.name, Cpu: d, Computing: h.sim.computing(c, h)})
 	}
 	for _, g := range sample.Guests {
 		asked := g.Cpu
@@ -107,6 +107,7 @@ type used struct {
 	at                       time.Time
 	first                    time.Time
 	cpu, wait, memory, dirty float64
+	computing                float64
 }
 
 func (s *Sim) newMeter() meter {
@@ -119,7 +120,7 @@ func (s *Sim) newMeter() meter {
 
 // see takes a sample.
 func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
-	note := func(of map[string]used, name string, cpu, wait, memory, dirty float64) {
+	note := func(of map[string]used, name string, cpu, wait, memory, dirty, computing float64) {
 		u, known := of[name]
 		if !known || now.Sub(u.at) > core.UsageWindow {
 			u = used{first: now.Add(-time.Duration(s.Seconds * float64(time.Second))), cpu: cpu, wait: wait}
@@ -127,14 +128,14 @@ func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 		// This is an average in which values older than a window hardly count.
 		part := min(1, 3*s.Seconds/core.UsageWindow.Seconds())
 		u.at, u.cpu, u.wait, u.memory = now, u.cpu+part*(cpu-u.cpu), u.wait+part*(wait-u.wait), memory
-		u.dirty = dirty
+		u.dirty, u.computing = dirty, computing
 		of[name] = u
 	}
 	if host != "" {
-		note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0, 0)
+		note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0, 0, 0)
 	}
 	for _, g := range s.Guests {
-		note(m.guests, g.Uid, g.Cpu, g.CpuWait, float64(g.MemoryBytes), g.DirtyRate)
+		note(m.guests, g.Uid, g.Cpu, g.CpuWait, float64(g.MemoryBytes), g.DirtyRate, g.Computing)
 	}
 }
 
@@ -151,7 +152,7 @@ func (m *meter) usage(now time.Time, fresh time.Duration) *core.Usage {
 		u.Hosts[name] = core.HostUsage{Others: of.cpu, Known: known(of)}
 	}
 	for uid, of := range m.guests {
-		u.Guests[uid] = core.GuestUsage{CPU: of.cpu, Wait: of.wait, MemoryBytes: uint64(of.memory), DirtyRate: of.dirty, Known: known(of)}
+		u.Guests[uid] = core.GuestUsage{CPU: of.cpu, Wait: of.wait, MemoryBytes: uint64(of.memory), DirtyRate: of.dirty, Computing: of.computing, Known: known(of)}
 	}
 	return u
 }

@@ -365,6 +365,7 @@ func (s *Sim) createCluster(pick int) {
 	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}
 	if pick%5 == 0 {
 		spec.Abstract, spec.Spread = true, v1.Spread_SPREAD_UNSPECIFIED
+		spec.Guests, spec.Shape.MemoryBytes = uint32(4+pick%4), 256<<20 // two guests on a host show something about it
 	}
 	if hasLeases(pick) {
 		spec.LeaseMs, spec.OnHostLoss = uint64(simLease.Milliseconds()), v1.OnHostLoss(pick/9%4)

@@ -40,10 +40,15 @@ func divided(t *testing.T, cluster string) string {
 	return strings.Join(parts, ", ")
 }
 
-// Abstract processors are placed by the hosts' speeds, and placed again when a host disappears and comes back, while a
-// program runs.
 func TestAbstractProcessors(t *testing.T) {
 	full(t)
+	t.Run("by the hosts' speeds", followTheSpeeds)
+	t.Run("by the program's progress", followTheProgram)
+}
+
+// followTheSpeeds: abstract processors are placed by the hosts' speeds, and placed again when a host disappears and comes back,
+// while a program runs.
+func followTheSpeeds(t *testing.T) {
 	limitCPUs(t, "a1=0.8,a2=0.4,b1=0.4,b2=0.4")
 	must(t, "host", "drain", "b2")
 	t.Cleanup(func() { must(t, "host", "drain", "--undo", "b2") })
@@ -83,4 +88,32 @@ func TestAbstractProcessors(t *testing.T) {
 		t.Errorf("a guest is explained so:\n%s", out)
 	}
 	noneRestarted(t, unmarked)
+}
+
+// followTheProgram: a host that computes less for a program than its agent has measured gets fewer guests, because the guests of the
+// other hosts wait.
+func followTheProgram(t *testing.T) {
+	limitCPUs(t, "a1=0.6,a2=0.6")
+	for _, host := range []string{"b1", "b2"} {
+		must(t, "host", "drain", host)
+		t.Cleanup(func() { must(t, "host", "drain", "--undo", host) })
+	}
+	must(t, "cluster", "create", "abstract", "--abstract", "6", "--memory", "256M", "--image", imageName, "--wait")
+	t.Cleanup(func() { must(t, "cluster", "delete", "abstract", "--wait") })
+	settled(t, "abstract", 6)
+	if got := divided(t, "abstract"); got != "a1 3, a2 3" {
+		t.Errorf("the guests are divided as %s", got)
+	}
+	p := computes(t, "abstract")
+	// The agents do not notice this limit, as they would not notice that a host's memory is slow.
+	must(t, append([]string{"lab", "up", "--name", labName, "--cpus", "a1=0.2,a2=0.6"}, labShape...)...)
+	until(t, 8*time.Minute, "a2 has more guests than a1", func() (bool, string) {
+		got := divided(t, "abstract")
+		return got == "a1 2, a2 4" || got == "a1 1, a2 5", must(t, "explain", "guest", "abstract-0")
+	})
+	if out := must(t, "explain", "guest", "abstract-0"); !strings.Contains(out, "times as fast as measured") {
+		t.Errorf("a guest is explained so:\n%s", out)
+	}
+	settled(t, "abstract", 6)
+	p.right(t)
 }

@@ -32,6 +32,8 @@ type Config struct {
 	Moved func() (received, sent uint64)
 	// DirtyRates measures for a second or two how fast guests write to memory, bytes per second by uid; nil: not measured.
 	DirtyRates func(ctx context.Context) (map[string]float64, error)
+	// Computing returns the part of the time that the programs of each guest compute, by uid; nil: not known.
+	Computing func() map[string]float64
 }
 
 // Host measures the host as a whole; load.Reader implements it.
@@ -150,7 +152,7 @@ func (m *Monitor) glance(now time.Time) *v1.HostSample {
 	last, _ := m.Latest()
 	s.MemoryGuestsBytes = last.GetMemoryGuestsBytes()
 	for _, g := range last.GetGuests() {
-		s.Guests = append(s.Guests, &v1.GuestSample{Uid: g.Uid, Name: g.Name, MemoryBytes: g.MemoryBytes})
+		s.Guests = append(s.Guests, &v1.GuestSample{Uid: g.Uid, Name: g.Name, MemoryBytes: g.MemoryBytes, Computing: g.Computing})
 	}
 	return s
 }
@@ -188,8 +190,12 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	m.measureGuestPressure(guests, now)
 	m.measureMoves(s, since)
 	dirty := m.dirtyRates()
+	var computing map[string]float64
+	if m.config.Computing != nil {
+		computing = m.config.Computing()
+	}
 	for _, uid := range slices.Sorted(maps.Keys(guests)) {
-		guests[uid].DirtyRate = dirty[uid]
+		guests[uid].DirtyRate, guests[uid].Computing = dirty[uid], computing[uid]
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes
 	}

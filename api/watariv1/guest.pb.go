@@ -595,6 +595,7 @@ type DescribeResponse struct {
 	OutOfMemory   *OutOfMemory `protobuf:"bytes,10,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`      // unset: memory has not run out, or an older agent
 	MountsStorage bool         `protobuf:"varint,11,opt,name=mounts_storage,json=mountsStorage,proto3" json:"mounts_storage,omitempty"` // the agent can
 	Storage       string       `protobuf:"bytes,12,opt,name=storage,proto3" json:"storage,omitempty"`                                   // "ready", or why not all storage is mounted
+	CpuTimes      *CpuTimes    `protobuf:"bytes,13,opt,name=cpu_times,json=cpuTimes,proto3" json:"cpu_times,omitempty"`                 // unset: an older agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +714,66 @@ func (x *DescribeResponse) GetStorage() string {
 	return ""
 }
 
+func (x *DescribeResponse) GetCpuTimes() *CpuTimes {
+	if x != nil {
+		return x.CpuTimes
+	}
+	return nil
+}
+
+// CpuTimes are times of all virtual CPUs of a guest, in hundredths of a second since its kernel started.
+type CpuTimes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Computing     uint64                 `protobuf:"varint,1,opt,name=computing,proto3" json:"computing,omitempty"` // of programs, in user mode
+	All           uint64                 `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`             // with the kernel's, and the idle time; without what the host did not give
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CpuTimes) Reset() {
+	*x = CpuTimes{}
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CpuTimes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CpuTimes) ProtoMessage() {}
+
+func (x *CpuTimes) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CpuTimes.ProtoReflect.Descriptor instead.
+func (*CpuTimes) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CpuTimes) GetComputing() uint64 {
+	if x != nil {
+		return x.Computing
+	}
+	return 0
+}
+
+func (x *CpuTimes) GetAll() uint64 {
+	if x != nil {
+		return x.All
+	}
+	return 0
+}
+
 // OutOfMemory tells of processes that the guest's kernel ended because its memory ran out.
 type OutOfMemory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -727,7 +788,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +800,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +813,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OutOfMemory) GetKills() uint64 {
@@ -799,7 +860,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -811,7 +872,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -824,7 +885,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetTimeRequest) GetNow() *timestamppb.Timestamp {
@@ -843,7 +904,7 @@ type SetTimeResponse struct {
 
 func (x *SetTimeResponse) Reset() {
 	*x = SetTimeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +916,7 @@ func (x *SetTimeResponse) String() string {
 func (*SetTimeResponse) ProtoMessage() {}
 
 func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +929,7 @@ func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetTimeResponse) GetSteppedNs() int64 {
@@ -893,7 +954,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +966,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +979,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -979,7 +1040,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1052,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1065,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PutFileResponse) GetSize() uint64 {
@@ -1024,7 +1085,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1097,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1110,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -1077,7 +1138,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1150,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1163,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -1136,7 +1197,7 @@ type ListRunProcessesRequest struct {
 
 func (x *ListRunProcessesRequest) Reset() {
 	*x = ListRunProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1209,7 @@ func (x *ListRunProcessesRequest) String() string {
 func (*ListRunProcessesRequest) ProtoMessage() {}
 
 func (x *ListRunProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1222,7 @@ func (x *ListRunProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListRunProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRunProcessesRequest) GetRun() string {
@@ -1188,7 +1249,7 @@ type ListRunProcessesResponse struct {
 
 func (x *ListRunProcessesResponse) Reset() {
 	*x = ListRunProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1261,7 @@ func (x *ListRunProcessesResponse) String() string {
 func (*ListRunProcessesResponse) ProtoMessage() {}
 
 func (x *ListRunProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1274,7 @@ func (x *ListRunProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListRunProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListRunProcessesResponse) GetProcesses() []*RunProcess {
@@ -1246,7 +1307,7 @@ type RunProcess struct {
 
 func (x *RunProcess) Reset() {
 	*x = RunProcess{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1319,7 @@ func (x *RunProcess) String() string {
 func (*RunProcess) ProtoMessage() {}
 
 func (x *RunProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1332,7 @@ func (x *RunProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunProcess.ProtoReflect.Descriptor instead.
 func (*RunProcess) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RunProcess) GetPid() uint32 {
@@ -1344,7 +1405,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1417,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1430,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -1458,7 +1519,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1531,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1544,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1510,7 +1571,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1583,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1596,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Process) GetId() string {
@@ -1619,7 +1680,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1692,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1705,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1717,7 +1778,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1790,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[23]
+	mi := &file_watari_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1803,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1797,7 +1858,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1870,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[24]
+	mi := &file_watari_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1883,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1847,7 +1908,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +1920,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[25]
+	mi := &file_watari_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +1933,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 type ListProcessesRequest struct {
@@ -1883,7 +1944,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +1956,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[26]
+	mi := &file_watari_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +1969,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 type ListProcessesResponse struct {
@@ -1920,7 +1981,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[27]
+	mi := &file_watari_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +1993,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[27]
+	mi := &file_watari_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2006,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1964,7 +2025,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[28]
+	mi := &file_watari_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2037,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[28]
+	mi := &file_watari_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2050,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -2007,7 +2068,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[29]
+	mi := &file_watari_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2080,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[29]
+	mi := &file_watari_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2093,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -2084,7 +2145,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\r\n" +
 	"\vSyncRequest\"\x0e\n" +
 	"\fSyncResponse\"\x11\n" +
-	"\x0fDescribeRequest\"\x87\x03\n" +
+	"\x0fDescribeRequest\"\xb9\x03\n" +
 	"\x10DescribeResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1b\n" +
@@ -2099,7 +2160,11 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\rout_of_memory\x18\n" +
 	" \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12%\n" +
 	"\x0emounts_storage\x18\v \x01(\bR\rmountsStorage\x12\x18\n" +
-	"\astorage\x18\f \x01(\tR\astorage\"\x91\x01\n" +
+	"\astorage\x18\f \x01(\tR\astorage\x120\n" +
+	"\tcpu_times\x18\r \x01(\v2\x13.watari.v1.CpuTimesR\bcpuTimes\":\n" +
+	"\bCpuTimes\x12\x1c\n" +
+	"\tcomputing\x18\x01 \x01(\x04R\tcomputing\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\x04R\x03all\"\x91\x01\n" +
 	"\vOutOfMemory\x12\x14\n" +
 	"\x05kills\x18\x01 \x01(\x04R\x05kills\x12\x18\n" +
 	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x10\n" +
@@ -2223,7 +2288,7 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_watari_v1_guest_proto_goTypes = []any{
 	(*Peer)(nil),                     // 0: watari.v1.Peer
 	(*Identity)(nil),                 // 1: watari.v1.Identity
@@ -2234,74 +2299,76 @@ var file_watari_v1_guest_proto_goTypes = []any{
 	(*SyncResponse)(nil),             // 6: watari.v1.SyncResponse
 	(*DescribeRequest)(nil),          // 7: watari.v1.DescribeRequest
 	(*DescribeResponse)(nil),         // 8: watari.v1.DescribeResponse
-	(*OutOfMemory)(nil),              // 9: watari.v1.OutOfMemory
-	(*SetTimeRequest)(nil),           // 10: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),          // 11: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),           // 12: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),          // 13: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),           // 14: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),          // 15: watari.v1.GetFileResponse
-	(*ListRunProcessesRequest)(nil),  // 16: watari.v1.ListRunProcessesRequest
-	(*ListRunProcessesResponse)(nil), // 17: watari.v1.ListRunProcessesResponse
-	(*RunProcess)(nil),               // 18: watari.v1.RunProcess
-	(*StartProcessRequest)(nil),      // 19: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),     // 20: watari.v1.StartProcessResponse
-	(*Process)(nil),                  // 21: watari.v1.Process
-	(*AttachRequest)(nil),            // 22: watari.v1.AttachRequest
-	(*AttachResponse)(nil),           // 23: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),     // 24: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil),    // 25: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),     // 26: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),    // 27: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),     // 28: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil),    // 29: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil),    // 30: google.protobuf.Timestamp
+	(*CpuTimes)(nil),                 // 9: watari.v1.CpuTimes
+	(*OutOfMemory)(nil),              // 10: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),           // 11: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),          // 12: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),           // 13: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),          // 14: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),           // 15: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),          // 16: watari.v1.GetFileResponse
+	(*ListRunProcessesRequest)(nil),  // 17: watari.v1.ListRunProcessesRequest
+	(*ListRunProcessesResponse)(nil), // 18: watari.v1.ListRunProcessesResponse
+	(*RunProcess)(nil),               // 19: watari.v1.RunProcess
+	(*StartProcessRequest)(nil),      // 20: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),     // 21: watari.v1.StartProcessResponse
+	(*Process)(nil),                  // 22: watari.v1.Process
+	(*AttachRequest)(nil),            // 23: watari.v1.AttachRequest
+	(*AttachResponse)(nil),           // 24: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),     // 25: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil),    // 26: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),     // 27: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),    // 28: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),     // 29: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil),    // 30: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil),    // 31: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
 	2,  // 1: watari.v1.Identity.mounts:type_name -> watari.v1.StorageMount
 	1,  // 2: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	30, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	31, // 3: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
 	8,  // 4: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	30, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
-	9,  // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
-	30, // 7: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
-	30, // 8: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	18, // 9: watari.v1.ListRunProcessesResponse.processes:type_name -> watari.v1.RunProcess
-	21, // 10: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	30, // 11: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	30, // 12: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	21, // 13: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	21, // 14: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
-	3,  // 15: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	7,  // 16: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	10, // 17: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	5,  // 18: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
-	12, // 19: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	14, // 20: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	16, // 21: watari.v1.GuestService.ListRunProcesses:input_type -> watari.v1.ListRunProcessesRequest
-	19, // 22: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	22, // 23: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	24, // 24: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	26, // 25: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	28, // 26: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	4,  // 27: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	8,  // 28: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	11, // 29: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	6,  // 30: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
-	13, // 31: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	15, // 32: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	17, // 33: watari.v1.GuestService.ListRunProcesses:output_type -> watari.v1.ListRunProcessesResponse
-	20, // 34: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	23, // 35: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	25, // 36: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	27, // 37: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	29, // 38: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	27, // [27:39] is the sub-list for method output_type
-	15, // [15:27] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	31, // 5: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	10, // 6: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
+	9,  // 7: watari.v1.DescribeResponse.cpu_times:type_name -> watari.v1.CpuTimes
+	31, // 8: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	31, // 9: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	19, // 10: watari.v1.ListRunProcessesResponse.processes:type_name -> watari.v1.RunProcess
+	22, // 11: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	31, // 12: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	31, // 13: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	22, // 14: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	22, // 15: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	3,  // 16: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
+	7,  // 17: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	11, // 18: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	5,  // 19: watari.v1.GuestService.Sync:input_type -> watari.v1.SyncRequest
+	13, // 20: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	15, // 21: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	17, // 22: watari.v1.GuestService.ListRunProcesses:input_type -> watari.v1.ListRunProcessesRequest
+	20, // 23: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	23, // 24: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	25, // 25: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	27, // 26: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	29, // 27: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	4,  // 28: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	8,  // 29: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	12, // 30: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	6,  // 31: watari.v1.GuestService.Sync:output_type -> watari.v1.SyncResponse
+	14, // 32: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	16, // 33: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	18, // 34: watari.v1.GuestService.ListRunProcesses:output_type -> watari.v1.ListRunProcessesResponse
+	21, // 35: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	24, // 36: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	26, // 37: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	28, // 38: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	30, // 39: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	28, // [28:40] is the sub-list for method output_type
+	16, // [16:28] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_guest_proto_init() }
@@ -2309,14 +2376,14 @@ func file_watari_v1_guest_proto_init() {
 	if File_watari_v1_guest_proto != nil {
 		return
 	}
-	file_watari_v1_guest_proto_msgTypes[18].OneofWrappers = []any{}
+	file_watari_v1_guest_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

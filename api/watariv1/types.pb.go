@@ -2136,8 +2136,11 @@ type GuestSample struct {
 	CpuPressure    *Pressure `protobuf:"bytes,10,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
 	MemoryPressure *Pressure `protobuf:"bytes,11,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
 	IoPressure     *Pressure `protobuf:"bytes,12,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// computing is the part of the time that its programs computed, over about 30 seconds, by the guest's own account: its virtual CPUs
+	// were neither idle nor in the guest's kernel, where most MPI libraries wait for messages. 0: not known.
+	Computing     float64 `protobuf:"fixed64,13,opt,name=computing,proto3" json:"computing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GuestSample) Reset() {
@@ -2252,6 +2255,13 @@ func (x *GuestSample) GetIoPressure() *Pressure {
 		return x.IoPressure
 	}
 	return nil
+}
+
+func (x *GuestSample) GetComputing() float64 {
+	if x != nil {
+		return x.Computing
+	}
+	return 0
 }
 
 // GuestTraffic is what a guest has sent to another guest.
@@ -3462,8 +3472,11 @@ type Cluster struct {
 	Restore             *Restore               `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"`                         // the latest; unset: it was never restored
 	Verified            *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=verified,proto3" json:"verified,omitempty"`                       // the latest end of a verification of one of its checkpoints
 	LeftBehind          []*CheckpointNumbers   `protobuf:"bytes,18,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"` // checkpoints of states that were given up, because it went back to an earlier one
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// paces, by host: how many times as much the host computes for this cluster's program as its measured speed says. Only clusters of
+	// abstract processors have them. A host that is not listed has 1.
+	Paces         map[string]float64 `protobuf:"bytes,19,rep,name=paces,proto3" json:"paces,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
@@ -3618,6 +3631,13 @@ func (x *Cluster) GetVerified() *timestamppb.Timestamp {
 func (x *Cluster) GetLeftBehind() []*CheckpointNumbers {
 	if x != nil {
 		return x.LeftBehind
+	}
+	return nil
+}
+
+func (x *Cluster) GetPaces() map[string]float64 {
+	if x != nil {
+		return x.Paces
 	}
 	return nil
 }
@@ -7527,7 +7547,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0emigration_sent\x18\x0e \x01(\x01R\rmigrationSent\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\xad\x03\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xcb\x03\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -7543,7 +7563,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\v2\x13.watari.v1.PressureR\vcpuPressure\x12<\n" +
 	"\x0fmemory_pressure\x18\v \x01(\v2\x13.watari.v1.PressureR\x0ememoryPressure\x124\n" +
 	"\vio_pressure\x18\f \x01(\v2\x13.watari.v1.PressureR\n" +
-	"ioPressure\"<\n" +
+	"ioPressure\x12\x1c\n" +
+	"\tcomputing\x18\r \x01(\x01R\tcomputing\"<\n" +
 	"\fGuestTraffic\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x04R\x04sent\"\x94\x01\n" +
@@ -7655,7 +7676,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05users\x18\x06 \x03(\tR\x05users\x12\x14\n" +
 	"\x05sites\x18\a \x03(\tR\x05sites\x12!\n" +
-	"\fgateway_port\x18\b \x01(\rR\vgatewayPort\"\xda\x05\n" +
+	"\fgateway_port\x18\b \x01(\rR\vgatewayPort\"\xc9\x06\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -7676,7 +7697,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\x126\n" +
 	"\bverified\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12=\n" +
 	"\vleft_behind\x18\x12 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
-	"leftBehind\"\x95\x05\n" +
+	"leftBehind\x123\n" +
+	"\x05paces\x18\x13 \x03(\v2\x1d.watari.v1.Cluster.PacesEntryR\x05paces\x1a8\n" +
+	"\n" +
+	"PacesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x95\x05\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -8209,7 +8235,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -8294,13 +8320,14 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*VouchedHost)(nil),           // 80: watari.v1.VouchedHost
 	(*ClusterFacts)(nil),          // 81: watari.v1.ClusterFacts
 	(*GuestFacts)(nil),            // 82: watari.v1.GuestFacts
-	nil,                           // 83: watari.v1.RunSpec.EnvEntry
-	nil,                           // 84: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
+	nil,                           // 83: watari.v1.Cluster.PacesEntry
+	nil,                           // 84: watari.v1.RunSpec.EnvEntry
+	nil,                           // 85: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	85,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	85,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	86,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	86,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -8310,8 +8337,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	85,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	85,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	86,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	86,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -8327,15 +8354,15 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	36,  // 25: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 26: watari.v1.Host.state:type_name -> watari.v1.HostState
 	27,  // 27: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	85,  // 28: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	86,  // 28: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	28,  // 29: watari.v1.Host.sample:type_name -> watari.v1.HostSample
 	35,  // 30: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
 	34,  // 31: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
-	85,  // 32: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	85,  // 33: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	85,  // 34: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	85,  // 35: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	85,  // 36: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	86,  // 32: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	86,  // 33: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	86,  // 34: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	86,  // 35: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	86,  // 36: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	18,  // 37: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	18,  // 38: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	39,  // 39: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -8352,90 +8379,91 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	4,   // 50: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	55,  // 51: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
 	56,  // 52: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	85,  // 53: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	86,  // 53: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
 	53,  // 54: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
-	18,  // 55: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	41,  // 56: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	85,  // 57: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	24,  // 58: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	5,   // 59: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	18,  // 60: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	6,   // 61: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	47,  // 62: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	85,  // 63: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	85,  // 64: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	85,  // 65: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	39,  // 66: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	49,  // 67: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	24,  // 68: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	18,  // 69: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	7,   // 70: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	50,  // 71: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	85,  // 72: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	85,  // 73: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	85,  // 74: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	51,  // 75: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	50,  // 76: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
-	54,  // 77: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
-	53,  // 78: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	85,  // 79: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
-	10,  // 80: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	85,  // 81: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	85,  // 82: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
-	11,  // 83: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	85,  // 84: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	85,  // 85: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	18,  // 86: watari.v1.Volume.meta:type_name -> watari.v1.Meta
-	13,  // 87: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
-	55,  // 88: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
-	56,  // 89: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	85,  // 90: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
-	58,  // 91: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
-	53,  // 92: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
-	12,  // 93: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	85,  // 94: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	85,  // 95: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
-	59,  // 96: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
-	61,  // 97: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
-	62,  // 98: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
-	9,   // 99: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	49,  // 100: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	18,  // 101: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	83,  // 102: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	15,  // 103: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	18,  // 104: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	66,  // 105: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	14,  // 106: watari.v1.Run.state:type_name -> watari.v1.RunState
-	85,  // 107: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	85,  // 108: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	84,  // 109: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 110: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 111: watari.v1.User.role:type_name -> watari.v1.Role
-	68,  // 112: watari.v1.User.quota:type_name -> watari.v1.Quota
-	85,  // 113: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 114: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	85,  // 115: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 116: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	85,  // 117: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	85,  // 118: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 119: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	85,  // 120: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	85,  // 121: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	76,  // 122: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 123: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	77,  // 124: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	77,  // 125: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	80,  // 126: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	18,  // 127: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
-	42,  // 128: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	81,  // 129: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 130: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 131: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	132, // [132:132] is the sub-list for method output_type
-	132, // [132:132] is the sub-list for method input_type
-	132, // [132:132] is the sub-list for extension type_name
-	132, // [132:132] is the sub-list for extension extendee
-	0,   // [0:132] is the sub-list for field type_name
+	83,  // 55: watari.v1.Cluster.paces:type_name -> watari.v1.Cluster.PacesEntry
+	18,  // 56: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	41,  // 57: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	86,  // 58: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	24,  // 59: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,   // 60: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	18,  // 61: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,   // 62: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	47,  // 63: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	86,  // 64: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	86,  // 65: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	86,  // 66: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	39,  // 67: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	49,  // 68: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	24,  // 69: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	18,  // 70: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,   // 71: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	50,  // 72: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	86,  // 73: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	86,  // 74: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	86,  // 75: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	51,  // 76: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	50,  // 77: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
+	54,  // 78: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
+	53,  // 79: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
+	86,  // 80: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
+	10,  // 81: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
+	86,  // 82: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	86,  // 83: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	11,  // 84: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	86,  // 85: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	86,  // 86: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	18,  // 87: watari.v1.Volume.meta:type_name -> watari.v1.Meta
+	13,  // 88: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
+	55,  // 89: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
+	56,  // 90: watari.v1.Volume.restore:type_name -> watari.v1.Restore
+	86,  // 91: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	58,  // 92: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
+	53,  // 93: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
+	12,  // 94: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
+	86,  // 95: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	86,  // 96: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	59,  // 97: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
+	61,  // 98: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
+	62,  // 99: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
+	9,   // 100: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	49,  // 101: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	18,  // 102: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	84,  // 103: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	15,  // 104: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	18,  // 105: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	66,  // 106: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	14,  // 107: watari.v1.Run.state:type_name -> watari.v1.RunState
+	86,  // 108: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	86,  // 109: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	85,  // 110: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	18,  // 111: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 112: watari.v1.User.role:type_name -> watari.v1.Role
+	68,  // 113: watari.v1.User.quota:type_name -> watari.v1.Quota
+	86,  // 114: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 115: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	86,  // 116: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 117: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	86,  // 118: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	86,  // 119: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 120: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	86,  // 121: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	86,  // 122: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	76,  // 123: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 124: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	77,  // 125: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	77,  // 126: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	80,  // 127: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	18,  // 128: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
+	42,  // 129: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	81,  // 130: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 131: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 132: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	133, // [133:133] is the sub-list for method output_type
+	133, // [133:133] is the sub-list for method input_type
+	133, // [133:133] is the sub-list for extension type_name
+	133, // [133:133] is the sub-list for extension extendee
+	0,   // [0:133] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -8450,7 +8478,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   67,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -70,7 +70,8 @@ func serve(ctx context.Context, o options) error {
 	var libvirt *vm.Libvirt
 	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent,
 		Moved: func() (received, sent uint64) { return peers.Moved() }, OwnerGuest: o.ownerGuest,
-		DirtyRates: func(ctx context.Context) (map[string]float64, error) { return libvirt.DirtyRates(ctx) }})
+		DirtyRates: func(ctx context.Context) (map[string]float64, error) { return libvirt.DirtyRates(ctx) },
+		Computing:  func() map[string]float64 { return a.Computing() }})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}

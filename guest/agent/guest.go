@@ -93,6 +93,7 @@ func (a *Agent) describe() *v1.DescribeResponse {
 		Mpi:          findMPI(),
 		Home:         "not identified yet",
 		OutOfMemory:  a.memory.state(),
+		CpuTimes:     process.CPUTimes("/proc/stat"),
 
 		MountsStorage: true,
 	}

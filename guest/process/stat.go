@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	v1 "watari/api/watariv1"
 )
 
 // ticksPerSecond is the unit of times in /proc (USER_HZ).
@@ -55,4 +57,18 @@ func stats() map[int]stat {
 		}
 	}
 	return all
+}
+
+// CPUTimes returns the times of the machine's processors from a file like /proc/stat; nil: they cannot be read.
+func CPUTimes(path string) *v1.CpuTimes {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	var user, nice, system, idle, ioWait, interrupts, softInterrupts uint64
+	if _, err := fmt.Fscanf(file, "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &ioWait, &interrupts, &softInterrupts); err != nil {
+		return nil
+	}
+	return &v1.CpuTimes{Computing: user + nice, All: user + nice + system + idle + ioWait + interrupts + softInterrupts}
 }

@@ -68,8 +68,9 @@ var (
 	guestReceived   = describe("guest_receive_bytes_per_second", "What a guest receives from its cluster's network.", "guest", "host")
 	guestSent       = describe("guest_transmit_bytes_per_second", "What a guest sends into its cluster's network.", "guest", "host")
 	guestDirty      = describe("guest_dirty_bytes_per_second", "Memory pages that a guest changes, measured every 2 minutes.", "guest", "host")
+	guestComputing  = describe("guest_computing_ratio", "Share of the time in which a guest's programs computed, by its own account. The rest is idle, or in the guest's kernel.", "guest", "host")
 	guestPressure   = describe("guest_pressure_ratio", "Share of the time in which some of a guest's threads waited for cpu, memory or io.", "guest", "host", "resource")
-	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent, guestDirty, guestPressure}
+	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, hostReceived, hostSent, guestCPU, guestMemory, guestReceived, guestSent, guestDirty, guestComputing, guestPressure}
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -148,6 +149,9 @@ func (h Host) collect(to chan<- prometheus.Metric) {
 		rate(guestReceived, g.Received, g.Name, h.Name)
 		rate(guestSent, g.Sent, g.Name, h.Name)
 		rate(guestDirty, g.DirtyRate, g.Name, h.Name)
+		if g.Computing > 0 {
+			gauge(guestComputing, g.Computing, g.Name, h.Name)
+		}
 		pressures(guestPressure, g.CpuPressure, g.MemoryPressure, g.IoPressure, g.Name, h.Name)
 	}
 }

@@ -22,13 +22,16 @@ func hosts() []Host {
 	return []Host{
 		{Name: "a1", Info: &v1.HostInfo{Site: "a", Cores: 4}, Sample: &v1.HostSample{Seconds: 1, CpuGuests: 1.5, CpuOwner: 0.25, CpuPressure: &v1.Pressure{Some: 0.5},
 			MemoryAvailableBytes: 1024, MigrationSent: 25e6, Owner: &v1.OwnerActivity{Users: []string{"ann"}, TerminalIdle: proto.Float64(3)},
-			Guests: []*v1.GuestSample{{Name: "md-0", Cpu: 1.5, MemoryBytes: 512, Sent: 10, DirtyRate: 3e6, IoPressure: &v1.Pressure{Some: 0.5}}}}},
+			Guests: []*v1.GuestSample{{Name: "md-0", Cpu: 1.5, MemoryBytes: 512, Sent: 10, DirtyRate: 3e6, Computing: 0.75, IoPressure: &v1.Pressure{Some: 0.5}}}}},
 		{Name: "b1", Info: &v1.HostInfo{Site: "b", Cores: 2}},
 	}
 }
 
 func TestMetrics(t *testing.T) {
 	want := `
+# HELP watari_guest_computing_ratio Share of the time in which a guest's programs computed, by its own account. The rest is idle, or in the guest's kernel.
+# TYPE watari_guest_computing_ratio gauge
+watari_guest_computing_ratio{guest="md-0",host="a1"} 0.75
 # HELP watari_guest_cpu_cores Cores that a guest uses.
 # TYPE watari_guest_cpu_cores gauge
 watari_guest_cpu_cores{guest="md-0",host="a1"} 1.5
@@ -57,7 +60,7 @@ watari_host_owner_idle_seconds{at="terminal",host="a1",site="a"} 3
 # TYPE watari_host_pressure_ratio gauge
 watari_host_pressure_ratio{host="a1",resource="cpu",site="a"} 0.5
 `
-	err := testutil.CollectAndCompare(Hosts(hosts), strings.NewReader(want), "watari_guest_cpu_cores", "watari_guest_dirty_bytes_per_second", "watari_guest_pressure_ratio", "watari_host_cores", "watari_host_cpu_cores",
+	err := testutil.CollectAndCompare(Hosts(hosts), strings.NewReader(want), "watari_guest_computing_ratio", "watari_guest_cpu_cores", "watari_guest_dirty_bytes_per_second", "watari_guest_pressure_ratio", "watari_host_cores", "watari_host_cpu_cores",
 		"watari_host_migration_transmit_bytes_per_second", "watari_host_owner_idle_seconds", "watari_host_pressure_ratio")
 	if err != nil {
 		t.Error(err)
