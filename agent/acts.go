@@ -135,6 +135,18 @@ func (a *Agent) SetCoreSpeed(speed float64) {
 	a.publishLocked()
 }
 
+// SetLAN replaces the host's LAN address, and the MTU of that interface in bytes, in the host's information, and applies the
+// network again.
+func (a *Agent) SetLAN(address string, mtu int) {
+	a.mu.Lock()
+	info := proto.CloneOf(a.info)
+	info.LanAddress, info.Mtu = address, uint32(mtu)
+	a.info = info
+	a.publishLocked()
+	a.mu.Unlock()
+	a.ReapplyNetwork()
+}
+
 func (a *Agent) readRecord(act machine.Act) machine.Result {
 	r, err := a.records.LoadOne(act.Guest)
 	if errors.Is(err, ErrUnreadable) {

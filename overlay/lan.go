@@ -160,6 +160,32 @@ func (o *Overlay) checkRouter(ctx context.Context) error {
 	return o.installFilter(ctx)
 }
 
+// MoveLAN makes the interface with an address the one to the other hosts, because the host's address has changed. Apply makes the
+// rest follow: routes to other hosts, and WireGuard's MTU.
+func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	found, err := findLAN(o.handle, "", address)
+	if err != nil {
+		return err
+	}
+	moved := o.prepared && found.name != o.lan.name
+	if moved {
+		if err := o.restoreForwarding(); err != nil {
+			o.log.Warn("forwarding may stay on at an interface that is no longer the LAN's", "interface", o.lan.name, "error", err)
+		}
+	}
+	o.lan = found
+	if !moved {
+		return nil
+	}
+	o.filterSum = [sha256.Size]byte{} // if one of the next steps fails, Check does it again
+	if err := o.enableForwarding(); err != nil {
+		return err
+	}
+	return o.installFilter(ctx)
+}
+
 // restoreForwarding restores the earlier setting.
 func (o *Overlay) restoreForwarding() error {
 	f, ok := o.readSavedLAN()

@@ -195,8 +195,12 @@ func (o *Overlay) Close() error {
 // PublicKey returns the host's WireGuard public key in base64.
 func (o *Overlay) PublicKey() string { return o.key.PublicKey().String() }
 
-// LANMTU returns the MTU of the LAN interface in bytes.
-func (o *Overlay) LANMTU() int { return o.lan.mtu }
+// LAN returns the host's address on its LAN, and the MTU of that interface in bytes.
+func (o *Overlay) LAN() (address netip.Addr, mtu int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lan.address, o.lan.mtu
+}
 
 // Guests returns the guests that are plugged in here, including those that an earlier agent plugged in.
 func (o *Overlay) Guests() []Guest {

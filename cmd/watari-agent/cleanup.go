@@ -98,7 +98,7 @@ func removeNetwork(o options) error {
 		return err
 	}
 	kept.state, kept.run = o.state, o.run
-	network, _, err := openNetwork(kept, slog.Default(), nil)
+	network, err := openNetwork(kept, slog.Default(), nil)
 	if err != nil {
 		return err
 	}

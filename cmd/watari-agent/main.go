@@ -139,7 +139,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.run, "run", "/run/watari", "`folder` that is emptied at boot; the same on all hosts")
 	flags.StringVar(&o.name, "name", hostname, "of this host")
 	flags.StringVar(&o.site, "site", "local", "of this host: hosts of a site are on one LAN")
-	flags.StringVar(&o.lanAddress, "lan-address", "", "IPv4 `address` by which the site's other hosts reach this one")
+	flags.StringVar(&o.lanAddress, "lan-address", "", "IPv4 `address` by which the site's other hosts reach this one (default: that of the default route, also when it changes)")
 	flags.StringVar(&o.lanInterface, "lan-interface", "", "the interface with that address; found by it where not given")
 	flags.StringVar(&o.libvirt, "libvirt", "qemu:///system", "`URI` of the libvirt daemon")
 	flags.StringVar(&o.libvirtSocket, "libvirt-socket", "", "its socket, for migrations that come in (default: the one under /run/libvirt that answers)")
@@ -171,8 +171,6 @@ func parse(args []string) (options, error) {
 		return o, errors.New("the host has no name; give --name")
 	case o.relayPort+overlay.RelayedPorts > 65535:
 		return o, fmt.Errorf("--relay-port %d: give a port up to %d", o.relayPort, 65535-overlay.RelayedPorts)
-	case o.lanAddress == "" && o.lanInterface == "":
-		return o, errors.New("how the other hosts reach this one is not known; give --lan-address or --lan-interface")
 	}
 	if o.ownerGuest != "" {
 		if err := qemuprocesses.CheckDomain(o.ownerGuest); err != nil {

@@ -34,7 +34,7 @@ import (
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
-	info := &v1.HostInfo{Leases: true, Increments: true, AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
+	info := &v1.HostInfo{Leases: true, Increments: true, AgentVersion: version.Version, Site: o.site, Lent: o.lent, DialOnly: o.dialOnly,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
 		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
@@ -59,11 +59,12 @@ func serve(ctx context.Context, o options) error {
 	}
 	var a *agent.Agent
 	// Knowledge of other hosts changes only after the agent has received orders.
-	network, lanAddress, err := openNetwork(o, log, func() { a.Publish() })
+	network, err := openNetwork(o, log, func() { a.Publish() })
 	if err != nil {
 		return err
 	}
-	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
+	address, mtu := network.LAN()
+	info.LanAddress, info.WireguardPublicKey, info.Mtu = address.String(), network.PublicKey(), uint32(mtu)
 	info.RelayPort = uint32(network.RelayPort())
 	// These are set before anything calls the functions below.
 	var peers *tunnel.Tunnels
@@ -131,6 +132,9 @@ func serve(ctx context.Context, o options) error {
 			log.Error("the network can no longer be watched", "error", err)
 		}
 	}()
+	if o.lanAddress == "" && o.lanInterface == "" {
+		go followLAN(ctx, network, a.SetLAN, log)
+	}
 	go usage.Run(ctx)
 	go speed.Follow(ctx, info.CoreSpeed, func() bool {
 		sample, _ := usage.Latest()
@@ -146,48 +150,6 @@ func serve(ctx context.Context, o options) error {
 	go link.Run(ctx, a.Handler())
 	a.Run()
 	return ctx.Err()
-}
-
-func openNetwork(o options, log *slog.Logger, changed func()) (network, string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return network{}, "", fmt.Errorf("find the agent's own program: %w", err)
-	}
-	config := overlay.Config{StateDir: o.state, RunDir: o.run, HostName: o.name, LANInterface: o.lanInterface,
-		WireGuardPort: int(o.wireguardPort), TunnelPort: int(o.tunnelPort), RelayPort: int(o.relayPort), Changed: changed, AgentBinary: self, Logger: log}
-	if o.lanAddress != "" {
-		if config.LANAddress, err = netip.ParseAddr(o.lanAddress); err != nil {
-			return network{}, "", fmt.Errorf("--lan-address: %w", err)
-		}
-	}
-	opened, err := overlay.New(config)
-	if err != nil {
-		return network{}, "", err
-	}
-	address := o.lanAddress
-	if address == "" {
-		if address, err = addressOf(o.lanInterface); err != nil {
-			return network{}, "", err
-		}
-	}
-	return network{opened}, address, nil
-}
-
-func addressOf(name string) (string, error) {
-	link, err := net.InterfaceByName(name)
-	if err != nil {
-		return "", fmt.Errorf("--lan-interface %s: %w", name, err)
-	}
-	addresses, err := link.Addrs()
-	if err != nil {
-		return "", fmt.Errorf("--lan-interface %s: %w", name, err)
-	}
-	for _, address := range addresses {
-		if prefix, err := netip.ParsePrefix(address.String()); err == nil && prefix.Addr().Is4() {
-			return prefix.Addr().String(), nil
-		}
-	}
-	return "", fmt.Errorf("--lan-interface %s has no IPv4 address; give --lan-address", name)
 }
 
 // openTunnels listens for incoming migrations and for hosts that fetch blobs.

@@ -164,6 +164,9 @@ func (h *Host) Apply(wanted *v1.NetworkWanted, local ...overlay.Guest) (millisec
 	return milliseconds, err
 }
 
+// MoveLAN calls MoveLAN on the host.
+func (h *Host) MoveLAN(address netip.Addr) error { return h.call("MoveLAN", address, nil) }
+
 // Check calls Check on the host.
 func (h *Host) Check() (problems []string, err error) {
 	err = h.call("Check", nil, &problems)

@@ -127,6 +127,11 @@ func (s *Service) OpenStorage(ports map[string][]uint16, _ *struct{}) error {
 	return s.agent.OpenStorage(context.Background(), ports)
 }
 
+// MoveLAN calls MoveLAN.
+func (s *Service) MoveLAN(address netip.Addr, _ *struct{}) error {
+	return s.agent.MoveLAN(context.Background(), address)
+}
+
 // Listen accepts connections to TCP ports until the process ends, and sends nothing on them.
 func (s *Service) Listen(ports []int, _ *struct{}) error {
 	for _, port := range ports {

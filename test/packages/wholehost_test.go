@@ -5,6 +5,7 @@ package packages
 import (
 	"context"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,6 +89,7 @@ func installOn(t *testing.T, suite string) {
 			t.Errorf("guest %s was restarted by the upgrade: %s", guest, out)
 		}
 	}
+	l.changeAddress("a2")
 	l.must(5*time.Minute, "cluster", "delete", "g", "--wait")
 
 	for _, host := range []string{"a2", "a1"} {
@@ -99,6 +101,32 @@ func installOn(t *testing.T, suite string) {
 			}
 		}
 	}
+}
+
+// changeAddress gives a host another address, as DHCP may. The agent follows, and the guests reach each other again.
+func (l *lab) changeAddress(host string) {
+	l.Helper()
+	octets := netip.MustParseAddr(l.address(host)).As4()
+	octets[3] += 100
+	now := netip.AddrFrom4(octets).String()
+	l.on(host, `
+		device=$(ip -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -1)
+		router=$(ip -4 route show default | sed -n 's/.* via \([^ ]*\).*/\1/p' | head -1)
+		size=$(ip -4 -o addr show dev "$device" | sed -n 's/.* inet [^/]*\/\([0-9]*\).*/\1/p' | head -1)
+		ip addr flush dev "$device" scope global
+		ip addr add "`+now+`/$size" dev "$device"
+		ip route replace default via "$router"`)
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(2 * time.Second) {
+		out, err := l.try(time.Minute, "host", "show", host)
+		if err == nil && strings.Contains(out, now+",") {
+			break
+		}
+		if time.Now().After(end) {
+			l.Fatalf("the agent of %s does not follow its address %s: %v\n%s\n%s", host, now, err, out, l.on(host, "ip addr; ip route; journalctl -u watari-agent | tail -20"))
+		}
+	}
+	l.must(5*time.Minute, "guest", "exec", "g-0", "--", "touch", "/home/watari/after")
+	l.must(5*time.Minute, "guest", "exec", "g-1", "--", "ls", "/home/watari/after")
 }
 
 // apt installs and removes packages as an administrator would. The hosts have the packages' dependencies, and no access to

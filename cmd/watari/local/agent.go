@@ -18,7 +18,6 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/output"
-	"watari/internal/lan"
 )
 
 // startAgent starts this machine's agent and waits until the manager knows it.
@@ -38,12 +37,11 @@ func (u *up) startAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	address := u.LANAddress
-	if address == "" {
-		address = lan.Address()
-	}
 	spec.Command = []string{path, "--manager", manager, "--token-file", u.tokenFile(), "--state", u.agentState(),
-		"--run", defaultRun, "--name", u.Name, "--lan-address", address, "--libvirt", libvirtURI}
+		"--run", defaultRun, "--name", u.Name, "--libvirt", libvirtURI}
+	if u.LANAddress != "" { // otherwise the agent finds it, also when it changes
+		spec.Command = append(spec.Command, "--lan-address", u.LANAddress)
+	}
 	if memory, err := u.memoryMiB(); err != nil {
 		return err
 	} else if memory > 0 {
