@@ -61,6 +61,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 			g.identity.resumed()
 		}
 		poke(a.limits.wake)
+		return machine.Result{Err: err, Broken: a.hypervisor.Broken(err)}
 	case machine.Destroy:
 		a.volumes.sync(ctx, g)
 		err = a.destroy(ctx, g)

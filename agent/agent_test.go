@@ -116,6 +116,25 @@ func TestAGuestThatEndsIsGoneAndNotStartedAgain(t *testing.T) {
 	}
 }
 
+// QEMU stops a guest at an internal error, also after a move. It can only reset the guest, so the guest counts as ended.
+func TestAGuestThatCanNeverContinueIsEnded(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.mu.Lock()
+	o.broken = uid
+	o.mu.Unlock()
+	o.becomes(uid, domain.Paused)
+	o.await("its end", func(h *v1.HostObserved) bool {
+		g := find(h, uid)
+		return g.GetCondition() == v1.GuestCondition_GUEST_CONDITION_GONE && strings.Contains(g.GetMessage(), errReset.Error())
+	})
+	if o.count("resume "+uid) != 1 || o.count("destroy "+uid) != 1 {
+		t.Errorf("it was resumed and ended so: %v", o.log)
+	}
+}
+
 func TestANewAgentLeavesRunningGuestsAlone(t *testing.T) {
 	o := newOutside(t)
 	stop := o.start()

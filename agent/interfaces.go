@@ -31,6 +31,8 @@ type Hypervisor interface {
 	TemplateKey(spec domain.Spec) string
 	Destroy(ctx context.Context, uid string) error
 	Resume(ctx context.Context, uid string) error
+	// Broken reports whether an error of Resume says that the guest can never continue.
+	Broken(err error) bool
 	// Migrate returns when the transfer has ended. It returns nil if the whole guest is at the target, paused, and no
 	// longer exists here. Cancelling ctx aborts the transfer.
 	Migrate(ctx context.Context, uid string, options domain.MigrateOptions) error

@@ -35,9 +35,10 @@ type outside struct {
 
 	mu              sync.Mutex
 	domains         map[string]domain.State
-	down            bool // the hypervisor cannot be asked
-	busy            bool // the hypervisor has a job on every domain
-	mute            bool // no guest's agent answers
+	down            bool   // the hypervisor cannot be asked
+	broken          string // the uid of a guest that can never continue
+	busy            bool   // the hypervisor has a job on every domain
+	mute            bool   // no guest's agent answers
 	log             []string
 	expected        map[string]Expected
 	active          map[string]bool
@@ -290,10 +291,18 @@ func (o *outside) Destroy(_ context.Context, uid string) error {
 func (o *outside) Resume(_ context.Context, uid string) error {
 	o.mu.Lock()
 	o.say("resume " + uid)
+	broken := o.broken == uid
 	o.mu.Unlock()
+	if broken {
+		return errReset
+	}
 	o.becomes(uid, domain.Running)
 	return nil
 }
+
+var errReset = errors.New("the virtual machine would have to be reset")
+
+func (o *outside) Broken(err error) bool { return errors.Is(err, errReset) }
 
 func (o *outside) Migrate(ctx context.Context, uid string, _ domain.MigrateOptions) error {
 	o.mu.Lock()

@@ -18,6 +18,7 @@ var (
 	errTable     = errors.New("the process table cannot be read")
 	errHyper     = errors.New("libvirt cannot be reached")
 	errLibvirt   = errors.New("libvirt failed")
+	errReset     = errors.New("the virtual machine would have to be reset")
 	errInput     = errors.New("input/output error")
 	errCut       = errors.New("interrupted")
 	errLease     = errors.New("its lease has ended")
@@ -351,6 +352,8 @@ func (h *host) resume(a machine.Act, end func(machine.Result)) {
 			return nil
 		case c.state != domain.Paused:
 			return errLibvirt
+		case c.broken:
+			return errReset
 		}
 		if r := h.records[a.Guest]; r != nil {
 			c.epoch = r.Epoch
@@ -358,7 +361,7 @@ func (h *host) resume(a machine.Act, end func(machine.Result)) {
 		h.sim.runs(h, c)
 		h.event(a.Guest)
 		return nil
-	}, func(f fate) { end(machine.Result{Err: f.err}) })
+	}, func(f fate) { end(machine.Result{Err: f.err, Broken: errors.Is(f.err, errReset)}) })
 }
 
 // destroy ends a copy. If libvirt hangs, it may do so much later, but does not end a domain that was started since: when libvirt goes

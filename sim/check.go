@@ -34,9 +34,12 @@ func (s *Sim) begins(h *host, c *copyOf) {
 	h.event(c.uid)
 }
 
-// runs lets a copy run. No other copy of the guest may run then. Hosts that a person has wrongly called lost are left out:
+// runs lets a copy run, unless it is broken. No other copy of the guest may run then. Hosts that a person has wrongly called lost are left out:
 // their copies end once the host is reached (checkEvicted).
 func (s *Sim) runs(h *host, c *copyOf) {
+	if c.broken {
+		return
+	}
 	if c.stands {
 		h.goesOnEarly(c.uid)
 	}
@@ -91,6 +94,9 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 	}
 	if c.saved {
 		return // it can be restored again
+	}
+	if c.broken {
+		return // it cannot run again
 	}
 	if s.restored && c.state == domain.Paused {
 		return // orders of the older state may have made the source forget its record; then a recovery takes no risk

@@ -112,6 +112,8 @@ type copyOf struct {
 	doubtful bool
 	// hidden: libvirt does not list the copy, although its process exists.
 	hidden bool
+	// broken: the copy has met an internal error of QEMU, and cannot continue.
+	broken bool
 	since  time.Time
 	// disk is the volume that the copy uses, diskAt the volume's host, and line the line of the disk to which its memory
 	// belongs; empty: it uses no volume.

@@ -33,7 +33,7 @@ var kinds = []struct {
 }{
 	{"create", 8}, {"delete", 3}, {"resize", 6}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3}, {"quarantine", 2},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
-	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
+	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"break guest", 3}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
 	{"checkpoint", 14}, {"restore", 6}, {"kill watchdog", 3}, {"alter files", 3}, {"no room for copies", 2}, {"claim a volume", 2}, {"hosts lack memory", 5},
 	{"cut off site", 3}, {"cut off site for a minute", 1}, {"cut off site for good", 1}, {"lose site", 1}, {"all owners come back", 4},
@@ -202,6 +202,16 @@ func (s *Sim) perform(step Step) {
 			s.died(h, c, "QEMU was killed")
 			delete(h.copies, c.uid)
 			h.event(c.uid)
+		}
+	case "break guest":
+		if list := h.live(); len(list) > 0 {
+			c := list[step.Pick%len(list)]
+			c.broken = true
+			if c.state == domain.Running {
+				c.state, c.since = domain.Paused, s.now
+				s.tell(h.name, "guest %s is broken, epoch %d", c.name, c.epoch)
+				h.event(c.uid)
+			}
 		}
 	case "hide guest":
 		if list := h.live(); len(list) > 0 {

@@ -126,7 +126,7 @@ func (s *Sim) finish(t *transfer) {
 		return
 	}
 	t.stage = finished
-	to.state, to.whole = domain.Paused, true
+	to.state, to.whole, to.broken = domain.Paused, true, t.source.copies[t.uid].broken
 	s.struck(t)
 	t.target.event(t.uid)
 	s.after(s.latency(5*time.Millisecond), func() { s.confirm(t) })

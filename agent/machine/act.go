@@ -133,7 +133,9 @@ type Result struct {
 	// Unforked, of Start: the template could not be restored. The guest may boot after the domain of that attempt has
 	// ended.
 	Unforked bool
-	Busy     bool
+	// Broken, of Resume: the guest can never continue.
+	Broken bool
+	Busy   bool
 	PIDs     []int
 }
 

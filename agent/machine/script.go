@@ -201,6 +201,11 @@ func (m *Machine) resumeStageEnded(g *guest, o Result) {
 		return
 	}
 	g.resuming = false
+	if o.Broken { // its memory is of no use to anybody; its end is reported like that of a guest whose QEMU has crashed
+		g.failure = Failure{Epoch: g.record.Epoch, Message: o.Err.Error()}
+		d.kind, d.stage, d.act = ActionDestroy, "", m.act(g, Act{Kind: Destroy})
+		return
+	}
 	if o.Err != nil {
 		m.fail(g, fmt.Errorf("resume guest %s: %w", g.name, o.Err))
 		return

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"libvirt.org/go/libvirt"
@@ -112,13 +113,26 @@ func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 		if ctx.Err() != nil { // see onDomain
 			return ctx.Err()
 		}
-		return domain.Resume()
+		err = domain.Resume()
+		if err != nil && strings.Contains(err.Error(), resetRequired) {
+			return fmt.Errorf("%w: %w", errBroken, err)
+		}
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("resume domain %s: %w", uid, err)
 	}
 	return nil
 }
+
+// resetRequired is in QEMU's answer to "cont" if the virtual machine has met an internal error, such as an instruction that KVM cannot
+// enter the guest with. QEMU keeps that state in a migration.
+const resetRequired = "Resetting the Virtual Machine is required"
+
+var errBroken = errors.New("the virtual machine has met an internal error in QEMU or KVM, and cannot continue")
+
+// Broken reports whether an error of Resume says that the guest can never continue.
+func (l *Libvirt) Broken(err error) bool { return errors.Is(err, errBroken) }
 
 // Gone reports whether an error of this package says that there is no such domain.
 func (l *Libvirt) Gone(err error) bool { return errors.Is(err, ErrNotFound) }

@@ -171,8 +171,8 @@ var mutants = []mutant{
 		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
 	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
 		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
-	{"paces are learnt while guests arrive", []edit{{"core/paces.go", "p.hurried(settledFor)", "0"}}},
-	{"guests claim any pace", []edit{{"core/paces.go", "max(leastPace, min(before*learnt[i]/s.Capacity, mostPace))", "before*learnt[i]/s.Capacity"}}},
+	{"guests claim any pace", []edit{{"core/paces.go", "max(leastPace, min(pace, mostPace))", "pace"}}},
+	{"a guest that cannot continue is resumed for ever", []edit{{"agent/machine/script.go", "if o.Broken {", "if o.Broken && d == nil {"}}},
 	// Leases.
 	{"a lease counts as over before its host has ended the guest", []edit{{"core/leases.go",
 		`return length - seen.Unrenewed`, `return length/2 - seen.Unrenewed`}}},
