@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// computingOver is about the time over which the part is measured.
+	// computingOver is the least time over which the part is measured, as soon as the guest has answered for that long.
 	computingOver = 30 * time.Second
 	// leastComputing is the part of a guest of which all programs wait: 0 is for guests of which nothing is known.
 	leastComputing = 0.001
@@ -17,8 +17,8 @@ const (
 
 // cpuReading is a guest's message about the times of its virtual CPUs.
 type cpuReading struct {
-	at             time.Time
-	computing, all uint64 // hundredths of a second
+	at    time.Time
+	times *v1.CpuTimes
 }
 
 // cpuReadings are a guest's messages of about the last computingOver, oldest first.
@@ -26,28 +26,40 @@ type cpuReadings []cpuReading
 
 // add adds a guest's message; nil: its agent is too old to send one.
 func (r *cpuReadings) add(t *v1.CpuTimes, now time.Time) {
-	if last := len(*r) - 1; t == nil || last >= 0 && ((*r)[last].all > t.All || (*r)[last].computing > t.Computing) {
-		*r = nil // it went back to a checkpoint, or was started anew
-	}
 	if t == nil {
+		*r = nil
 		return
 	}
-	*r = append(*r, cpuReading{now, t.Computing, t.All})
+	if last := len(*r) - 1; last >= 0 {
+		before := (*r)[last].times
+		if before.Computing > t.Computing || before.Kernel > t.Kernel || before.Idle > t.Idle || before.Stolen > t.Stolen {
+			*r = nil // it went back to a checkpoint, or was started anew
+		}
+	}
+	// Only the known fields are kept: the guest may have sent others.
+	*r = append(*r, cpuReading{now, &v1.CpuTimes{Computing: t.Computing, Kernel: t.Kernel, Idle: t.Idle, Stolen: t.Stolen}})
 	for len(*r) > 2 && now.Sub((*r)[1].at) >= computingOver {
 		*r = (*r)[1:]
 	}
 }
 
-// part returns the part of the time that the guest's programs computed; 0: not known.
+// part returns the part of the time that the guest's programs computed; 0: not known. The time that the host did not give is divided
+// like the time that it gave: a virtual CPU that waits for the host's processor would compute, or look for messages in the kernel.
 func (r cpuReadings) part(now time.Time) float64 {
-	if len(r) < 2 {
+	if len(r) < 2 || now.Sub(r[len(r)-1].at) > 2*checkEvery {
 		return 0
 	}
-	first, last := r[0], r[len(r)-1]
-	if last.all <= first.all || now.Sub(last.at) > 2*checkEvery {
+	first, last := r[0].times, r[len(r)-1].times
+	computing, kernel := float64(last.Computing-first.Computing), float64(last.Kernel-first.Kernel)
+	idle, stolen := float64(last.Idle-first.Idle), float64(last.Stolen-first.Stolen)
+	all := computing + kernel + idle + stolen
+	if all == 0 {
 		return 0
 	}
-	return min(max(float64(last.computing-first.computing)/float64(last.all-first.all), leastComputing), 1)
+	if computing == 0 {
+		return leastComputing
+	}
+	return max(leastComputing, (1-idle/all)*computing/(computing+kernel))
 }
 
 // Computing returns the part of the time that each guest's programs compute, by uid. Guests of which it is not known are left out.

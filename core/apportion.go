@@ -76,11 +76,13 @@ type apportionMemory struct {
 	looked time.Time
 	// better has the time since which another division has been better, by cluster.
 	better map[string]time.Time
-	last   string // cluster whose guests moved
+	// shown has what guests have shown of hosts, and for how long, by cluster.
+	shown map[string]shown
+	last  string // cluster whose guests moved
 }
 
 func (m apportionMemory) clone() apportionMemory {
-	m.better = maps.Clone(m.better)
+	m.better, m.shown = maps.Clone(m.better), maps.Clone(m.shown)
 	return m
 }
 
@@ -119,6 +121,9 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 			share.Least, share.Most = h.ClusterGuests, h.ClusterGuests
 		case placement.Check(r, h) == "":
 			share.Most = h.ClusterGuests + h.Room(r.Shape)
+			if paceOf(c, h.Name) < 1 {
+				share.Least = min(1, h.ClusterGuests) // the last guest shows when a program computes there as measured
+			}
 		case !h.Draining && !h.Spare && h.Withdrawn == "":
 			share.Most = h.ClusterGuests
 		}
@@ -187,7 +192,7 @@ func (p *pass) apportion() {
 	memory := &p.Core.apportionment
 	next := memory.looked.Add(p.hurried(apportionEvery))
 	if p.Now.Before(next) && !p.Now.Before(memory.looked) { // else the clock was set back
-		if len(memory.better) > 0 {
+		if len(memory.better)+len(memory.shown) > 0 {
 			p.again = earlier(p.again, next)
 		}
 		return
@@ -200,6 +205,10 @@ func (p *pass) apportion() {
 		}
 	}
 	better := map[string]time.Time{}
+	if memory.shown == nil {
+		memory.shown = map[string]shown{}
+	}
+	maps.DeleteFunc(memory.shown, func(name string, _ shown) bool { return p.Clusters[name] == nil })
 	for _, name := range memory.inTurn(sortedKeys(p.Clusters)) {
 		c := p.Clusters[name]
 		if !apportioned(c) || c.Meta.Deleting != nil || p.full() {
@@ -279,8 +288,24 @@ func (p *pass) staysApportioned(g *v1.Guest) bool {
 	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || p.apportionFails(ended) || diskAway(p.Objects, p, g) != "" {
 		return true
 	}
-	why, _ := mustStay(p.Core.policies.policy, policy.ApportionName, p.boundsOf(policy.ApportionName), g, ended, p.Now)
+	why, _ := mustStay(p.Core.policies.policy, policy.ApportionName, p.apportionBounds(ended), g, ended, p.Now)
 	return why != ""
+}
+
+// apportionBounds returns the bounds for the next move of a guest. The cool-down doubles with each move of the last hour, up to an
+// hour: if divisions alternate, whatever makes them look better, their moves become rare.
+func (p *pass) apportionBounds(ended []*v1.Migration) *policy.Bounds {
+	bounds := *p.boundsOf(policy.ApportionName)
+	again := false
+	for _, m := range ended {
+		if age := p.Now.Sub(m.Ended.AsTime()); m.Policy == policy.ApportionName && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < p.hurried(time.Hour) {
+			if again {
+				bounds.CoolDown = min(2*bounds.CoolDown, p.hurried(time.Hour))
+			}
+			again = true
+		}
+	}
+	return &bounds
 }
 
 // apportionFails reports whether moves of a guest have failed lately. The pause doubles with each failure, up to an hour.

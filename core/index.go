@@ -503,8 +503,12 @@ func (x *index) seeReport(host string, before, now Seen) {
 	}
 	served := map[string]bool{}
 	for v := range x.volumesAt[host] {
-		serves := func(s Seen) bool { return s.Connected && volumeOn(s.Report, v.Meta.Uid).GetReady() }
-		if serves(before) != serves(now) {
+		serves := func(s Seen) (is, latest bool) {
+			o := volumeOn(s.Report, v.Meta.Uid)
+			return s.Connected && o.GetReady(), s.Connected && latestDisk(v, o)
+		}
+		is, latest := serves(now)
+		if was, wasLatest := serves(before); is != was || latest != wasLatest {
 			served[v.Meta.Uid] = true
 		}
 	}

@@ -4,6 +4,7 @@ package core
 // measured speed says. It is learnt from how long the guests wait for each other.
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -14,11 +15,13 @@ import (
 )
 
 const (
-	// settledFor is how long all guests of a cluster must have been where they are before something is learnt. Guests measure how
-	// much they compute over about 30 seconds, and tell it every 15.
+	// settledFor is how long all guests of a cluster must have been where they are, and how long they must show the same hosts to be
+	// faster than the others, before that is learnt. Guests measure how much they compute over about 30 seconds, and tell it every 15.
 	settledFor = time.Minute
 	// leastPace and mostPace bound what a cluster's guests can claim of a host.
 	leastPace, mostPace = 0.25, 4
+	// alike is the ratio up to which the guests of a host count as waiting for the same reason.
+	alike = 1.25
 )
 
 // paceOf returns a host's pace for a cluster.
@@ -29,8 +32,17 @@ func paceOf(c *v1.Cluster, host string) float64 {
 	return 1
 }
 
-// learnPaces corrects the paces of a cluster's hosts by how much of the time their guests compute now. It reports whether it did.
+// shown is what the guests of an abstract cluster show of its hosts.
+type shown struct {
+	faster string // the hosts that compute more for the program than measured
+	since  time.Time
+}
+
+// learnPaces corrects the paces of a cluster's hosts by how much of the time their guests compute. It reports whether it did.
 func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
+	memory := &p.Core.apportionment
+	last := memory.shown[c.Meta.Name]
+	delete(memory.shown, c.Meta.Name)
 	if p.Usage == nil || p.changed(c) || !p.settled(c) {
 		return false
 	}
@@ -39,22 +51,31 @@ func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
 		computing[i] = p.computing(c, s.Host)
 	}
 	learnt := placement.Learn(d.shares, computing)
-	if learnt == nil {
+	now := shown{since: p.Now}
+	for i, s := range d.shares {
+		if learnt != nil && learnt[i] > s.Capacity {
+			now.faster += s.Host + " "
+		}
+	}
+	if now.faster == "" {
+		return false
+	}
+	if now.faster == last.faster && !last.since.After(p.Now) {
+		now.since = last.since
+	}
+	if p.Now.Sub(now.since) < p.hurried(settledFor) {
+		memory.shown[c.Meta.Name] = now
 		return false
 	}
 	update := proto.CloneOf(c)
 	update.Paces = map[string]float64{}
-	differ := false
 	for i, s := range d.shares {
-		before := paceOf(c, s.Host)
-		pace := max(leastPace, min(before*learnt[i]/s.Capacity, mostPace))
-		pace = math.Round(100*pace) / 100
-		differ = differ || pace != before
-		if pace != 1 {
+		pace := paceOf(c, s.Host) * learnt[i] / s.Capacity
+		if pace = math.Round(100*max(leastPace, min(pace, mostPace))) / 100; pace != 1 {
 			update.Paces[s.Host] = pace
 		}
 	}
-	if !differ {
+	if maps.Equal(update.Paces, c.Paces) {
 		return false // they are at their bounds
 	}
 	var change Change
@@ -63,10 +84,10 @@ func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
 	return true
 }
 
-// computing returns the part of the time that at least two guests of a cluster compute on a host; 0: not known. A program of which
-// all ranks wait while one does something alone, such as reading its input, shows nothing about hosts.
-func (p *pass) computing(c *v1.Cluster, host string) (second float64) {
-	most := 0.0
+// computing returns the part of the time that the guests of a cluster compute on a host. 0: it is not known of one of them, or they
+// differ: the program does not use them all, or one rank does something that the others do not.
+func (p *pass) computing(c *v1.Cluster, host string) float64 {
+	least, most := math.Inf(1), 0.0
 	for g := range p.index.onHost[host] {
 		if g.Cluster != c.Meta.Name {
 			continue
@@ -75,21 +96,28 @@ func (p *pass) computing(c *v1.Cluster, host string) (second float64) {
 		if !(part > 0 && part <= 1) {
 			return 0
 		}
-		most, second = max(most, part), max(second, min(most, part))
+		least, most = min(least, part), max(most, part)
 	}
-	return second
+	if most > alike*least {
+		return 0
+	}
+	return most
 }
 
-// settled reports whether all guests of a cluster have been where they are for settledFor.
+// settled reports whether all guests of a cluster have been where they are for settledFor, on hosts that nothing else slows down.
 func (p *pass) settled(c *v1.Cluster) bool {
 	for _, g := range p.index.guestsOf(c.Meta.Name) {
+		if unwanted(p.Objects, g) {
+			continue
+		}
 		since := g.Started.AsTime()
 		for _, m := range p.index.ended[g.Meta.Uid] {
 			if at := m.Ended.AsTime(); at.After(since) {
 				since = at
 			}
 		}
-		if g.Host == "" || p.Now.Sub(since) < p.hurried(settledFor) {
+		age := p.Now.Sub(since) // negative: the clock was set back
+		if h := p.Hosts[g.Host]; h == nil || h.Draining || len(h.Withdrawn) > 0 || age >= 0 && age < p.hurried(settledFor) {
 			return false
 		}
 	}

@@ -99,7 +99,7 @@ func revokeGuests(o *Objects, now time.Time) Op {
 	return Op{Create, &v1.Revocations{Meta: &v1.Meta{Name: revocationsName}, Guests: NextGeneration(uint32(0), now)}}
 }
 
-// NextGeneration returns the generation of certificates after a revocation, or of a volume's next disk: seconds since 1970, so that
+// NextGeneration returns the generation of certificates after a revocation, or of a volume: seconds since 1970, so that
 // it is also above the generations that the state forgets when an older copy of it is put back.
 func NextGeneration[T uint32 | uint64](generation T, now time.Time) T {
 	return max(generation+1, T(now.Unix()))

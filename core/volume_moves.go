@@ -250,6 +250,7 @@ func (p *pass) takeVolumeBack(v, update *v1.Volume) {
 		return // the same, and the volume may have moved on to another host, which would report it
 	}
 	update.TakeBack = given.Move
+	update.Generation = NextGeneration(v.Generation, p.Now) // the target's disk, if it comes back, is an earlier one
 }
 
 // emptied says why volumes leave a host: it is "drained" or "maintained", so it may be switched off. Empty: they may stay.

@@ -191,11 +191,17 @@ func TestAVolumeThatWasGivenUpMoves(t *testing.T) {
 // The move had ended when an older copy of the store was put back that knows it as under way. The target's disk has the generation that the
 // move gave it, and keeps it: with a later one, the target would look for the copy again.
 func TestAMoveThatHadEndedEndsAgain(t *testing.T) {
+	for name, starts := range map[string]uint64{"": 0, "guests have been started since": 2} {
+		t.Run(name, func(t *testing.T) { endsAgain(t, starts) })
+	}
+}
+
+func endsAgain(t *testing.T, starts uint64) {
 	h := inMove(t, true)
 	h.givesUp()
 	h.copies = nil
 	h.has("b1", h.data(), 0)
-	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Ready = h.data().Move.Generation, true
+	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Ready = h.data().Move.Generation+starts, true
 	config := h.core.Config
 	config.Term = 2
 	h.core = New(config) // no host has made a report under its orders yet
@@ -232,8 +238,12 @@ func TestAVolumeIsTakenBack(t *testing.T) {
 		h.pass(time.Second)
 		h.givesUp()
 		removed(h)
+		before := h.data().Generation
 		takenBack(h, true)
 		h.expectMove(moveFailed, "a2", "host b1 was removed")
+		if h.data().Generation <= max(before, h.data().Move.Generation) {
+			t.Errorf("if b1 comes back, its disk is later than %v", h.data())
+		}
 	})
 	t.Run("another host has its target's name", func(t *testing.T) {
 		h := inMove(t, true)

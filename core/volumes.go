@@ -191,7 +191,8 @@ func (p *pass) recordLatest(v *v1.Volume, host string, seen *v1.VolumeObserved) 
 		}
 		p.failRestore(&c, cluster, guests, nil, why)
 	}
-	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation == generation {
+	if m := update.Move; volumeMoves(v) && m.Target == host && m.Generation <= generation { // later: it has been used there since
+		m.Generation = generation
 		endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_DONE, "", p.Now)
 	}
 	endVolumeMove(&c, update, v1.VolumeMoveState_VOLUME_MOVE_STATE_FAILED, "host "+host+" has the volume", p.Now)
@@ -453,7 +454,7 @@ func (p *pass) hostWith(v *v1.Volume) (host string) {
 		report, _, connected := p.Observed(name)
 		o := volumeOn(report, v.Meta.Uid)
 		generation := o.GetFacts().GetGeneration()
-		keeps := v.Host != "" && p.current(name) && o != nil && o.GivenUp == nil && generation >= v.DiskGeneration
+		keeps := v.Host != "" && p.current(name) && o != nil && o.GivenUp == nil && (generation == v.DiskGeneration || generation == v.UsedGeneration)
 		if connected && (o.GetReady() || keeps) && p.sealed(name, o) && (host == "" && generation == latest || generation > latest) {
 			host, latest = name, generation
 		}
@@ -609,6 +610,7 @@ func (p *pass) useVolume(c *Change, g *v1.Guest) {
 	}
 	used := proto.CloneOf(v)
 	used.Generation = NextGeneration(v.Generation, p.Now)
+	used.UsedGeneration = used.Generation
 	c.write(Update, used)
 }
 

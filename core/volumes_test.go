@@ -808,6 +808,8 @@ func TestAVolumeWhoseRestoreIsGivenUpIsAsItWas(t *testing.T) {
 	if w := h.volumeOrder(orders, "a2"); w != nil {
 		t.Errorf("a2 is ordered %v", w)
 	}
+	// b1 has put the volume back, but does not serve it.
+	h.volumes["b1"][0].Facts.Generation, h.volumes["b1"][0].Restored, h.volumes["b1"][0].Ready = h.data().Generation, h.data().Restore.Id, false
 	h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Checkpoints[c.Meta.Name]}}})
 	h.away = map[string]bool{"a2": true}
 	orders = h.pass(time.Second)
@@ -820,6 +822,30 @@ func TestAVolumeWhoseRestoreIsGivenUpIsAsItWas(t *testing.T) {
 	h.pass(time.Second)
 	if v := h.objects.Volumes["data"]; v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || v.Generation <= was || v.Restore.State != v1.RestoreState_RESTORE_STATE_FAILED {
 		t.Errorf("with the latest disk it is %v", v)
+	}
+}
+
+// A volume's host was lost just after a guest had been started with the disk: the store does not know whether the host had noted that.
+func TestAVolumeReturnsToTheDiskThatAGuestHasUsed(t *testing.T) {
+	for name, noted := range map[string]bool{"the host has noted it": true, "the host has not noted it": false} {
+		h := alone(t, nil)
+		c := h.takeSnapshot()
+		before := h.data()
+		v := proto.CloneOf(before)
+		v.Generation = NextGeneration(v.Generation, h.now)
+		v.UsedGeneration = v.Generation
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
+		if noted {
+			h.volumes["a2"][0].Facts.Generation = v.Generation
+		}
+		h.volumes["a2"][0].Ready = false // its agent was restarted
+		h.ask(func(a *Admission) (Change, error) { c, _, _, err := a.RestoreVolume("data", "b1"); return c, err })
+		h.pass(time.Second)
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Delete, h.objects.Checkpoints[c.Meta.Name]}}})
+		h.pass(time.Second)
+		if v := h.data(); v.Host != "a2" || v.State != v1.VolumeState_VOLUME_STATE_READY || before.DiskGeneration >= v.UsedGeneration {
+			t.Errorf("%s: it is %v", name, v)
+		}
 	}
 }
 
@@ -893,5 +919,12 @@ func TestAVolumeWhoseDiskIsGoneIsLost(t *testing.T) {
 	h.pass(time.Second)
 	if v := h.data(); v.State != v1.VolumeState_VOLUME_STATE_READY {
 		t.Errorf("with its disk, the volume is %v: %s", v.State, v.Message)
+	}
+	started := proto.CloneOf(h.data())
+	started.Generation = NextGeneration(started.Generation, h.now)
+	h.objects, h.volumes["a2"] = h.objects.Apply(Change{Ops: []Op{{Update, started}}}), nil
+	h.pass(time.Second)
+	if v := h.data(); v.State != v1.VolumeState_VOLUME_STATE_LOST {
+		t.Errorf("without its disk, after the start of a guest, the volume is %v: %s", v.State, v.Message)
 	}
 }

@@ -725,7 +725,9 @@ func (x *DescribeResponse) GetCpuTimes() *CpuTimes {
 type CpuTimes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Computing     uint64                 `protobuf:"varint,1,opt,name=computing,proto3" json:"computing,omitempty"` // of programs, in user mode
-	All           uint64                 `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`             // with the kernel's, and the idle time; without what the host did not give
+	Kernel        uint64                 `protobuf:"varint,2,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Idle          uint64                 `protobuf:"varint,3,opt,name=idle,proto3" json:"idle,omitempty"`
+	Stolen        uint64                 `protobuf:"varint,4,opt,name=stolen,proto3" json:"stolen,omitempty"` // that the host did not give; 0 if the host does not tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -767,9 +769,23 @@ func (x *CpuTimes) GetComputing() uint64 {
 	return 0
 }
 
-func (x *CpuTimes) GetAll() uint64 {
+func (x *CpuTimes) GetKernel() uint64 {
 	if x != nil {
-		return x.All
+		return x.Kernel
+	}
+	return 0
+}
+
+func (x *CpuTimes) GetIdle() uint64 {
+	if x != nil {
+		return x.Idle
+	}
+	return 0
+}
+
+func (x *CpuTimes) GetStolen() uint64 {
+	if x != nil {
+		return x.Stolen
 	}
 	return 0
 }
@@ -2161,10 +2177,12 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	" \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12%\n" +
 	"\x0emounts_storage\x18\v \x01(\bR\rmountsStorage\x12\x18\n" +
 	"\astorage\x18\f \x01(\tR\astorage\x120\n" +
-	"\tcpu_times\x18\r \x01(\v2\x13.watari.v1.CpuTimesR\bcpuTimes\":\n" +
+	"\tcpu_times\x18\r \x01(\v2\x13.watari.v1.CpuTimesR\bcpuTimes\"l\n" +
 	"\bCpuTimes\x12\x1c\n" +
-	"\tcomputing\x18\x01 \x01(\x04R\tcomputing\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\x04R\x03all\"\x91\x01\n" +
+	"\tcomputing\x18\x01 \x01(\x04R\tcomputing\x12\x16\n" +
+	"\x06kernel\x18\x02 \x01(\x04R\x06kernel\x12\x12\n" +
+	"\x04idle\x18\x03 \x01(\x04R\x04idle\x12\x16\n" +
+	"\x06stolen\x18\x04 \x01(\x04R\x06stolen\"\x91\x01\n" +
 	"\vOutOfMemory\x12\x14\n" +
 	"\x05kills\x18\x01 \x01(\x04R\x05kills\x12\x18\n" +
 	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x10\n" +

@@ -2136,8 +2136,8 @@ type GuestSample struct {
 	CpuPressure    *Pressure `protobuf:"bytes,10,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
 	MemoryPressure *Pressure `protobuf:"bytes,11,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
 	IoPressure     *Pressure `protobuf:"bytes,12,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
-	// computing is the part of the time that its programs computed, over about 30 seconds, by the guest's own account: its virtual CPUs
-	// were neither idle nor in the guest's kernel, where most MPI libraries wait for messages. 0: not known.
+	// computing is the part of the time that its programs computed, by the guest's own account: its virtual CPUs were neither idle nor in
+	// the guest's kernel, where most MPI libraries wait for messages. Over 30 to 45 seconds, up to 15 seconds ago. 0: not known.
 	Computing     float64 `protobuf:"fixed64,13,opt,name=computing,proto3" json:"computing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4955,7 +4955,10 @@ type Volume struct {
 	// take_back: the id of a move in which its host has given its disk up in vain. The host serves the disk again.
 	TakeBack string `protobuf:"bytes,16,opt,name=take_back,json=takeBack,proto3" json:"take_back,omitempty"`
 	// disk_generation: of the latest disk that a host has served. A disk of an earlier one is out of date. 0: none yet, or not known.
-	DiskGeneration uint64               `protobuf:"varint,17,opt,name=disk_generation,json=diskGeneration,proto3" json:"disk_generation,omitempty"`
+	DiskGeneration uint64 `protobuf:"varint,17,opt,name=disk_generation,json=diskGeneration,proto3" json:"disk_generation,omitempty"`
+	// used_generation is the one that the volume got at the latest start of a guest with it. The disk that was then there has it, as soon
+	// as the host has taken its orders.
+	UsedGeneration uint64               `protobuf:"varint,19,opt,name=used_generation,json=usedGeneration,proto3" json:"used_generation,omitempty"`
 	LeftBehind     []*CheckpointNumbers `protobuf:"bytes,18,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"` // of its snapshots, as in Cluster
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -5106,6 +5109,13 @@ func (x *Volume) GetTakeBack() string {
 func (x *Volume) GetDiskGeneration() uint64 {
 	if x != nil {
 		return x.DiskGeneration
+	}
+	return 0
+}
+
+func (x *Volume) GetUsedGeneration() uint64 {
+	if x != nil {
+		return x.UsedGeneration
 	}
 	return 0
 }
@@ -7840,7 +7850,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
-	"\x06losses\x18\t \x01(\rR\x06losses\"\xcf\x05\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\xf8\x05\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
 	"\n" +
@@ -7864,7 +7874,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bverified\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x12)\n" +
 	"\x04move\x18\x0f \x01(\v2\x15.watari.v1.VolumeMoveR\x04move\x12\x1b\n" +
 	"\ttake_back\x18\x10 \x01(\tR\btakeBack\x12'\n" +
-	"\x0fdisk_generation\x18\x11 \x01(\x04R\x0ediskGeneration\x12=\n" +
+	"\x0fdisk_generation\x18\x11 \x01(\x04R\x0ediskGeneration\x12'\n" +
+	"\x0fused_generation\x18\x13 \x01(\x04R\x0eusedGeneration\x12=\n" +
 	"\vleft_behind\x18\x12 \x03(\v2\x1c.watari.v1.CheckpointNumbersR\n" +
 	"leftBehind\"\xc0\x03\n" +
 	"\n" +

@@ -66,9 +66,9 @@ func CPUTimes(path string) *v1.CpuTimes {
 		return nil
 	}
 	defer file.Close()
-	var user, nice, system, idle, ioWait, interrupts, softInterrupts uint64
-	if _, err := fmt.Fscanf(file, "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &ioWait, &interrupts, &softInterrupts); err != nil {
+	var user, nice, system, idle, ioWait, interrupts, softInterrupts, stolen uint64
+	if _, err := fmt.Fscanf(file, "cpu %d %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &ioWait, &interrupts, &softInterrupts, &stolen); err != nil {
 		return nil
 	}
-	return &v1.CpuTimes{Computing: user + nice, All: user + nice + system + idle + ioWait + interrupts + softInterrupts}
+	return &v1.CpuTimes{Computing: user + nice, Kernel: system + interrupts + softInterrupts, Idle: idle + ioWait, Stolen: stolen}
 }
