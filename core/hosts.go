@@ -120,6 +120,8 @@ func (p *pass) hosts() {
 			c.event(v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %s, %s", info.Site, english.Plural(int(info.Cores), "core", ""), info.GetAcceleration().GetReason())
 		case h.Info.BootId != info.BootId:
 			p.tells(&c, name, "boot", "has rebooted; its earlier guests have ended")
+		case h.Info.LanAddress != info.LanAddress:
+			p.tells(&c, name, "address", "has LAN address %s, and had %s", info.LanAddress, h.Info.LanAddress)
 		}
 		if owner != "" && (h.Info == nil || h.Info.WireguardPublicKey != "") {
 			p.tells(&c, name, "key", "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)

@@ -162,7 +162,8 @@ func (m *Manager) localURL() string {
 func advertised(at *net.TCPAddr) string {
 	address := at.IP.String()
 	if at.IP == nil || at.IP.IsUnspecified() {
-		address = lan.Address()
+		found, _ := lan.Find()
+		address = found.String()
 	}
 	return "https://" + net.JoinHostPort(address, fmt.Sprint(at.Port))
 }

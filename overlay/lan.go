@@ -1,4 +1,4 @@
-// lan.go finds the interface to the other hosts and enables forwarding where guests need it. It saves the earlier
+// lan.go finds the interface to the other hosts, follows it, and enables forwarding where guests need it. It saves the earlier
 // setting.
 package overlay
 
@@ -12,10 +12,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/durable"
 )
 
 // findLAN finds the interface by its name, its address, or both.
@@ -102,7 +107,7 @@ type savedLAN struct {
 
 func (o *Overlay) savedLANPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
 
-// readSavedLAN reads the earlier setting; ok is false if the overlay was never set up on this interface.
+// readSavedLAN reads the earlier setting of the LAN interface; ok is false if the overlay was never set up on this interface.
 func (o *Overlay) readSavedLAN() (f savedLAN, ok bool) {
 	data, err := os.ReadFile(o.savedLANPath())
 	if err != nil || json.Unmarshal(data, &f) != nil {
@@ -114,7 +119,12 @@ func (o *Overlay) readSavedLAN() (f savedLAN, ok bool) {
 // enableForwarding enables forwarding on the LAN interface and saves the earlier setting. If forwarding was off, the
 // filter forwards only guests' packets from there, so that other machines cannot use the host as a router.
 func (o *Overlay) enableForwarding() error {
-	if _, ok := o.readSavedLAN(); !ok {
+	if f, ok := o.readSavedLAN(); !ok {
+		if f.Interface != "" { // the LAN was another interface
+			if err := o.restoreForwarding(); err != nil {
+				return err
+			}
+		}
 		now, err := os.ReadFile(sysctlPath("ipv4/conf/%s/forwarding", o.lan.name))
 		if err != nil {
 			return fmt.Errorf("read forwarding of %s: %w", o.lan.name, err)
@@ -160,8 +170,8 @@ func (o *Overlay) checkRouter(ctx context.Context) error {
 	return o.installFilter(ctx)
 }
 
-// MoveLAN makes the interface with an address the one to the other hosts, because the host's address has changed. Apply makes the
-// rest follow: routes to other hosts, and WireGuard's MTU.
+// MoveLAN makes the interface with an address the one to the other hosts, because the host's address or interface has changed. Apply
+// makes the rest follow: routes to other hosts, and WireGuard's MTU.
 func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -170,12 +180,10 @@ func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) error {
 		return err
 	}
 	moved := o.prepared && found.name != o.lan.name
-	if moved {
-		if err := o.restoreForwarding(); err != nil {
-			o.log.Warn("forwarding may stay on at an interface that is no longer the LAN's", "interface", o.lan.name, "error", err)
-		}
-	}
 	o.lan = found
+	if err := o.findHome(false); err != nil {
+		return err
+	}
 	if !moved {
 		return nil
 	}
@@ -186,13 +194,43 @@ func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) error {
 	return o.installFilter(ctx)
 }
 
-// restoreForwarding restores the earlier setting.
-func (o *Overlay) restoreForwarding() error {
-	f, ok := o.readSavedLAN()
-	if !ok {
+// findHome reads which interface is the LAN's, or notes the present one if no interface was noted before.
+func (o *Overlay) findHome(guessed bool) error {
+	if o.cfg.HomeFile == "" || o.home != "" {
 		return nil
 	}
-	if err := setInterfaceSysctls(o.lan.name, []sysctl{{"ipv4/conf/%s/forwarding", f.Forwarding}}); err != nil {
+	data, err := os.ReadFile(o.cfg.HomeFile)
+	if errors.Is(err, fs.ErrNotExist) && !guessed {
+		data = []byte(o.lan.name + "\n")
+		err = durable.WriteFile(o.cfg.HomeFile, data, 0o644)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("note the LAN's interface: %w", err)
+	}
+	o.home = strings.TrimSpace(string(data))
+	return nil
+}
+
+// distrust leaves out the hosts that guests would reach over a trusted LAN, if this host's LAN is now another interface than the one that
+// an administrator has trusted. A desk that loses its cable may have its default route through anybody's wireless network.
+func (o *Overlay) distrust(wanted *v1.NetworkWanted) (*v1.NetworkWanted, error) {
+	if o.home == "" || o.lan.name == o.home || !slices.ContainsFunc(wanted.GetPeers(), (*v1.PeerHost).GetSameSite) {
+		return wanted, nil
+	}
+	wanted = proto.CloneOf(wanted)
+	wanted.GuardedLan = true
+	wanted.Peers = slices.DeleteFunc(wanted.Peers, (*v1.PeerHost).GetSameSite)
+	return wanted, fmt.Errorf("the site's LAN is trusted, but only over %s, and this host is connected by %s now: guests do not reach other hosts of the site. "+
+		"If %[2]s is on that LAN, too, run `watari down`, then `watari up --lan-address %s`", o.home, o.lan.name, o.lan.address)
+}
+
+// restoreForwarding restores the earlier setting, also of an interface that is no longer the LAN's, or no longer there.
+func (o *Overlay) restoreForwarding() error {
+	f, _ := o.readSavedLAN()
+	if f.Interface == "" {
+		return nil
+	}
+	if err := setInterfaceSysctls(f.Interface, []sysctl{{"ipv4/conf/%s/forwarding", f.Forwarding}}); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.Remove(o.savedLANPath())

@@ -64,6 +64,10 @@ type Config struct {
 	// by name alone must have an IPv4 address.
 	LANInterface string
 	LANAddress   netip.Addr
+	// LANGuessed: LANAddress is only a guess, because the host has no route yet. HomeFile is a file with the name of the first
+	// interface that was no guess. Over other interfaces, a site's LAN is not trusted. Empty: the given interface is the right one.
+	LANGuessed bool
+	HomeFile   string
 	// WireGuardPort is the UDP port to listen on; 0: DefaultWireGuardPort.
 	WireGuardPort int
 	// TunnelPort is the TCP port at which hosts reach each other's tunnel inside WireGuard; 0: 7071.
@@ -99,6 +103,7 @@ type Overlay struct {
 	log      *slog.Logger
 	cfg      Config
 	lan      lan
+	home     string // the interface over which a site's LAN may be trusted; empty: any
 	key      wgtypes.Key
 	handle   *netlink.Handle
 	control  *wgctrl.Client
@@ -164,7 +169,10 @@ func New(cfg Config) (*Overlay, error) {
 		o.handle.Close()
 		return nil, fmt.Errorf("overlay: %w", err)
 	}
-	if o.key, err = loadKey(cfg.StateDir); err != nil {
+	if o.key, err = loadKey(cfg.StateDir); err == nil {
+		err = o.findHome(cfg.LANGuessed)
+	}
+	if err != nil {
 		o.handle.Close()
 		return nil, fmt.Errorf("overlay: %w", err)
 	}
@@ -304,7 +312,11 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	if err := o.prepare(ctx); err != nil {
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
+	wanted, strayed := o.distrust(wanted)
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
+	if strayed != nil {
+		p.errs = append(p.errs, strayed)
+	}
 	o.setRelay(&p, wanted)
 	o.recordLeftOut(p.errs)
 	o.wanted, o.peers, o.expelled = p.clusters, p.peers, p.expelled

@@ -132,6 +132,10 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 			p.errs = append(p.errs, fmt.Errorf("host %s: LAN address %q: %w", h.GetName(), h.GetLanAddress(), err))
 			continue
 		}
+		if h.GetSameSite() && address == own {
+			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is now this host's", h.GetName(), address))
+			continue
+		}
 		if h.GetSameSite() {
 			hops[h.GetName()] = hop{lan: address, same: true}
 			continue

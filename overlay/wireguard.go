@@ -159,7 +159,7 @@ func actualPeers(device *wgtypes.Device) map[wgtypes.Key]actualPeer {
 // wireGuardUp reports whether the device is fully configured except for its peers.
 func (o *Overlay) wireGuardUp(device *wgtypes.Device) bool {
 	link, err := o.handle.LinkByName(Device)
-	return err == nil && link.Attrs().Flags&net.FlagUp != 0 &&
+	return err == nil && link.Attrs().Flags&net.FlagUp != 0 && link.Attrs().MTU == o.lan.mtu-wireGuardOverhead &&
 		device.PrivateKey == o.key && device.ListenPort == o.cfg.WireGuardPort
 }
 

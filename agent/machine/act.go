@@ -136,7 +136,7 @@ type Result struct {
 	// Broken, of Resume: the guest can never continue.
 	Broken bool
 	Busy   bool
-	PIDs     []int
+	PIDs   []int
 }
 
 // Tap is a guest as the overlay sees it.

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"watari/agent"
 	"watari/agent/machine"
 	"watari/agent/volume"
+	"watari/internal/lan"
 	"watari/internal/qemuprocesses"
 )
 
@@ -98,6 +100,10 @@ func removeNetwork(o options) error {
 		return err
 	}
 	kept.state, kept.run = o.state, o.run
+	if address, err := netip.ParseAddr(kept.lanAddress); err == nil && !lan.Has(address) { // any will do: the interface's settings are kept apart
+		found, _ := lan.Find()
+		kept.lanAddress = found.String()
+	}
 	network, err := openNetwork(kept, slog.Default(), nil)
 	if err != nil {
 		return err
@@ -111,11 +117,13 @@ type keptOptions struct {
 	Name          string `json:"name"`
 	LANAddress    string `json:"lan_address,omitempty"`
 	LANInterface  string `json:"lan_interface,omitempty"`
+	FollowsLAN    bool   `json:"follows_lan,omitempty"`
+	GuessedLAN    bool   `json:"guessed_lan,omitempty"`
 	WireGuardPort uint   `json:"wireguard_port"`
 }
 
 func keepOptions(o options) error {
-	data, err := json.Marshal(keptOptions{o.name, o.lanAddress, o.lanInterface, o.wireguardPort})
+	data, err := json.Marshal(keptOptions{o.name, o.lanAddress, o.lanInterface, o.followsLAN, o.guessedLAN, o.wireguardPort})
 	if err != nil {
 		return err
 	}
@@ -134,7 +142,7 @@ func readOptions(run string) (options, error) {
 	if err := json.Unmarshal(data, &kept); err != nil {
 		return options{}, fmt.Errorf("read the agent's options: %w", err)
 	}
-	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
+	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, followsLAN: kept.FollowsLAN, guessedLAN: kept.GuessedLAN, wireguardPort: kept.WireGuardPort}, nil
 }
 
 // recordEnds records that no guest exists any more. killed has the uids of the guests that had a process.

@@ -92,6 +92,8 @@ type options struct {
 	name, site    string
 	lanAddress    string
 	lanInterface  string
+	followsLAN    bool // neither was given: lanAddress was found
+	guessedLAN    bool // lanAddress is only a guess, because the host has no route yet
 	libvirt       string
 	libvirtSocket string
 	tunnelPort    uint

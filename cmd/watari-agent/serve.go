@@ -54,6 +54,7 @@ func serve(ctx context.Context, o options) error {
 	info.Acceleration = accel.Probe(ctx)
 	log.Info("acceleration", "kind", info.Acceleration.Kind, "reason", info.Acceleration.Reason)
 
+	o.findLAN()
 	if err := keepOptions(o); err != nil {
 		return fmt.Errorf("keep the options for cleaning up: %w", err)
 	}
@@ -132,8 +133,8 @@ func serve(ctx context.Context, o options) error {
 			log.Error("the network can no longer be watched", "error", err)
 		}
 	}()
-	if o.lanAddress == "" && o.lanInterface == "" {
-		go followLAN(ctx, network, a.SetLAN, log)
+	if o.followsLAN {
+		go followLAN(ctx, o, network, a.SetLAN, log)
 	}
 	go usage.Run(ctx)
 	go speed.Follow(ctx, info.CoreSpeed, func() bool {

@@ -6,19 +6,20 @@ import (
 	"net/netip"
 )
 
-// Address returns this machine's IPv4 address towards the rest of the world. If there is none, it returns any address
+// Find returns this machine's IPv4 address towards the rest of the world. guessed: it has no route there now, so Find returns any address
 // that is not loopback, or else the loopback address, which suffices for a single host.
-func Address() string {
+func Find() (address netip.Addr, guessed bool) {
 	if address, routed := Routed(); routed {
-		return address.String()
+		return address, false
 	}
-	addresses, _ := net.InterfaceAddrs()
-	for _, address := range addresses {
-		if network, ok := address.(*net.IPNet); ok && network.IP.To4() != nil && network.IP.IsGlobalUnicast() {
-			return network.IP.String()
+	all, _ := net.InterfaceAddrs()
+	for _, one := range all {
+		if network, ok := one.(*net.IPNet); ok && network.IP.To4() != nil && network.IP.IsGlobalUnicast() {
+			address, _ := netip.AddrFromSlice(network.IP.To4())
+			return address, true
 		}
 	}
-	return "127.0.0.1"
+	return netip.MustParseAddr("127.0.0.1"), true
 }
 
 // Routed returns this machine's IPv4 address towards the rest of the world; false: it has no route there now.
@@ -37,13 +38,13 @@ func Routed() (netip.Addr, bool) {
 	return address.AddrPort().Addr().Unmap(), true
 }
 
-// Has reports whether an interface of this machine has an address.
+// Has reports whether an interface of this machine has an address, so far as that can be found out.
 func Has(address netip.Addr) bool {
-	all, _ := net.InterfaceAddrs()
+	all, err := net.InterfaceAddrs()
 	for _, one := range all {
 		if network, ok := one.(*net.IPNet); ok && network.IP.Equal(address.AsSlice()) {
 			return true
 		}
 	}
-	return false
+	return err != nil
 }

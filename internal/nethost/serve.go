@@ -97,7 +97,7 @@ func (s *Service) StartAgent(args AgentArgs, publicKey *string) (err error) {
 	}
 	s.agent, err = overlay.New(overlay.Config{
 		HostName: args.Name, LANAddress: args.Address, RelayPort: args.RelayPort,
-		StateDir: "/run/watari-state", RunDir: "/run/watari", AgentBinary: "/proc/self/exe",
+		StateDir: "/run/watari-state", HomeFile: "/run/watari-state/lan-interface", RunDir: "/run/watari", AgentBinary: "/proc/self/exe",
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err == nil {
