@@ -121,13 +121,20 @@ func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt fun
 			share.Least, share.Most = h.ClusterGuests, h.ClusterGuests
 		case placement.Check(r, h) == "":
 			share.Most = h.ClusterGuests + h.Room(r.Shape)
-			if paceOf(c, h.Name) < 1 {
-				share.Least = min(1, h.ClusterGuests) // the last guest shows when a program computes there as measured
-			}
 		case !h.Draining && !h.Spare && h.Withdrawn == "":
 			share.Most = h.ClusterGuests
 		}
 		d.shares[i] = share
+	}
+	// A host that has guests by its measured speed keeps one, which shows when a program computes there as measured.
+	measured := slices.Clone(d.shares)
+	for i := range measured {
+		measured[i].Capacity /= pace(c, &hosts[i])
+	}
+	for i, count := range placement.Apportion(n, measured) {
+		if s := &d.shares[i]; count > 0 && pace(c, &hosts[i]) < 1 && s.Most > s.Has {
+			s.Least = max(s.Least, 1)
+		}
 	}
 	d.counts = placement.Apportion(n, d.shares)
 	return d
@@ -147,7 +154,7 @@ func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Gues
 		}
 	}
 	free = max(free, leastFree*cores)
-	capacity = speedOf(h.Info) * free * paceOf(c, h.Name)
+	capacity = speedOf(h.Info) * free * pace(c, h)
 	if h.Acceleration != v1.AccelerationKind_ACCELERATION_KIND_KVM {
 		capacity *= emulated
 	}
@@ -378,13 +385,13 @@ func (e *Explainer) apportion(l *lines, g *v1.Guest) {
 			continue
 		}
 		l.add("  %s: has %d, wanted %d; %.2f of the hosts' speed%s%s", s.Host, s.Has, d.counts[i], s.Capacity/math.Max(total, math.SmallestNonzeroFloat64),
-			atPace(c, s.Host), bounded(s, d.counts[i]))
+			atPace(c, s), bounded(s, d.counts[i]))
 	}
 }
 
 // atPace tells of a host's pace for a cluster; empty: it is 1.
-func atPace(c *v1.Cluster, host string) string {
-	if pace := paceOf(c, host); pace != 1 {
+func atPace(c *v1.Cluster, s placement.Share) string {
+	if pace := paceOf(c, s.Host); pace != 1 && s.Has > 0 {
 		return fmt.Sprintf(" (its program computes there %.2f times as fast as measured)", pace)
 	}
 	return ""

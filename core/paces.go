@@ -32,11 +32,17 @@ func paceOf(c *v1.Cluster, host string) float64 {
 	return 1
 }
 
-// shown is what the guests of an abstract cluster show of its hosts.
-type shown struct {
-	faster string // the hosts that compute more for the program than measured
-	since  time.Time
+// pace returns a host's pace for a cluster that has guests there. What is known of a host without guests may be out of date: the next
+// program may be another one, and the host another machine.
+func pace(c *v1.Cluster, h *placement.Host) float64 {
+	if h.ClusterGuests == 0 {
+		return 1
+	}
+	return paceOf(c, h.Name)
 }
+
+// shown has the hosts that compute more for the program than measured, and since when the guests of an abstract cluster show that.
+type shown map[string]time.Time
 
 // learnPaces corrects the paces of a cluster's hosts by how much of the time their guests compute. It reports whether it did.
 func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
@@ -51,20 +57,22 @@ func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
 		computing[i] = p.computing(c, s.Host)
 	}
 	learnt := placement.Learn(d.shares, computing)
-	now := shown{since: p.Now}
+	now, due := shown{}, false
 	for i, s := range d.shares {
-		if learnt != nil && learnt[i] > s.Capacity {
-			now.faster += s.Host + " "
+		if learnt == nil || learnt[i] <= s.Capacity {
+			continue
 		}
+		since, is := last[s.Host]
+		if !is || since.After(p.Now) {
+			since = p.Now
+		}
+		now[s.Host] = since
+		due = due || p.Now.Sub(since) >= p.hurried(settledFor)
 	}
-	if now.faster == "" {
-		return false
-	}
-	if now.faster == last.faster && !last.since.After(p.Now) {
-		now.since = last.since
-	}
-	if p.Now.Sub(now.since) < p.hurried(settledFor) {
-		memory.shown[c.Meta.Name] = now
+	if !due {
+		if len(now) > 0 {
+			memory.shown[c.Meta.Name] = now
+		}
 		return false
 	}
 	update := proto.CloneOf(c)

@@ -44,7 +44,7 @@ func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	for name := range s.Hosts {
 		mean, known := m.history.HostMean(name, since)
 		usage.Hosts[name] = core.HostUsage{Others: mean.CpuOwner + mean.CpuSystem, Known: known}
-		for _, g := range m.history.Latest(name).GetGuests() {
+		for _, g := range m.history.LatestWithin(name, core.UsageWindow).GetGuests() {
 			computing[g.Uid] = g.Computing
 		}
 	}

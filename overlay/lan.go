@@ -170,58 +170,78 @@ func (o *Overlay) checkRouter(ctx context.Context) error {
 	return o.installFilter(ctx)
 }
 
-// MoveLAN makes the interface with an address the one to the other hosts, because the host's address or interface has changed. Apply
-// makes the rest follow: routes to other hosts, and WireGuard's MTU.
-func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) error {
+// MoveLAN makes the interface with an address the one to the other hosts, because the host's address or interface has changed. It reports
+// whether that changed something. Apply then makes the rest follow: routes to other hosts, and WireGuard's MTU. After an error, MoveLAN is
+// to be called again.
+func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) (changed bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	found, err := findLAN(o.handle, "", address)
 	if err != nil {
-		return err
+		return false, err
 	}
-	moved := o.prepared && found.name != o.lan.name
+	o.moving = o.moving || o.prepared && found.name != o.lan.name
+	changed = found != o.lan
 	o.lan = found
-	if err := o.findHome(false); err != nil {
-		return err
+	o.noteHome(false)
+	if !o.moving {
+		return changed, nil
 	}
-	if !moved {
-		return nil
-	}
-	o.filterSum = [sha256.Size]byte{} // if one of the next steps fails, Check does it again
+	o.guarded = o.guarded || o.strayed() // Apply may undo it
+	o.filterSum = [sha256.Size]byte{}
 	if err := o.enableForwarding(); err != nil {
-		return err
+		return changed, err
 	}
-	return o.installFilter(ctx)
+	if err := o.installFilter(ctx); err != nil {
+		return changed, err
+	}
+	o.moving = false
+	return true, nil
 }
 
-// findHome reads which interface is the LAN's, or notes the present one if no interface was noted before.
-func (o *Overlay) findHome(guessed bool) error {
+// HomeAddress returns the IPv4 address of the interface that is the LAN's; false: it has none now, or no interface was noted yet.
+func (o *Overlay) HomeAddress() (netip.Addr, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.home == "" {
+		return netip.Addr{}, false
+	}
+	home, err := findLAN(o.handle, o.home, netip.Addr{})
+	return home.address, err == nil
+}
+
+// noteHome reads which interface is the LAN's, or notes the present one if no interface was noted before.
+func (o *Overlay) noteHome(guessed bool) {
 	if o.cfg.HomeFile == "" || o.home != "" {
-		return nil
+		return
 	}
 	data, err := os.ReadFile(o.cfg.HomeFile)
-	if errors.Is(err, fs.ErrNotExist) && !guessed {
-		data = []byte(o.lan.name + "\n")
-		err = durable.WriteFile(o.cfg.HomeFile, data, 0o644)
+	if o.home = strings.TrimSpace(string(data)); o.home != "" || guessed {
+		return
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("note the LAN's interface: %w", err)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		o.home = o.lan.name
+		err = durable.WriteFile(o.cfg.HomeFile, []byte(o.home+"\n"), 0o644)
 	}
-	o.home = strings.TrimSpace(string(data))
-	return nil
+	if err != nil {
+		o.log.Warn("the name of the LAN's interface is not kept for the next agent", "file", o.cfg.HomeFile, "error", err)
+	}
 }
 
-// distrust leaves out the hosts that guests would reach over a trusted LAN, if this host's LAN is now another interface than the one that
-// an administrator has trusted. A desk that loses its cable may have its default route through anybody's wireless network.
+// strayed reports whether the LAN is now another interface than the first one.
+func (o *Overlay) strayed() bool { return o.home != "" && o.lan.name != o.home }
+
+// distrust leaves out the hosts that guests would reach over a trusted LAN, if this host's LAN is now another interface than the first one.
+// A desk that loses its cable may have its default route through anybody's wireless network.
 func (o *Overlay) distrust(wanted *v1.NetworkWanted) (*v1.NetworkWanted, error) {
-	if o.home == "" || o.lan.name == o.home || !slices.ContainsFunc(wanted.GetPeers(), (*v1.PeerHost).GetSameSite) {
+	if !o.strayed() || wanted.GetGuardedLan() {
 		return wanted, nil
 	}
 	wanted = proto.CloneOf(wanted)
 	wanted.GuardedLan = true
 	wanted.Peers = slices.DeleteFunc(wanted.Peers, (*v1.PeerHost).GetSameSite)
 	return wanted, fmt.Errorf("the site's LAN is trusted, but only over %s, and this host is connected by %s now: guests do not reach other hosts of the site. "+
-		"If %[2]s is on that LAN, too, run `watari down`, then `watari up --lan-address %s`", o.home, o.lan.name, o.lan.address)
+		"If %[2]s is on that LAN, too, remove %s, and restart the agent", o.home, o.lan.name, o.cfg.HomeFile)
 }
 
 // restoreForwarding restores the earlier setting, also of an interface that is no longer the LAN's, or no longer there.

@@ -104,6 +104,7 @@ type Overlay struct {
 	cfg      Config
 	lan      lan
 	home     string // the interface over which a site's LAN may be trusted; empty: any
+	moving   bool   // MoveLAN has not succeeded yet
 	key      wgtypes.Key
 	handle   *netlink.Handle
 	control  *wgctrl.Client
@@ -169,13 +170,11 @@ func New(cfg Config) (*Overlay, error) {
 		o.handle.Close()
 		return nil, fmt.Errorf("overlay: %w", err)
 	}
-	if o.key, err = loadKey(cfg.StateDir); err == nil {
-		err = o.findHome(cfg.LANGuessed)
-	}
-	if err != nil {
+	if o.key, err = loadKey(cfg.StateDir); err != nil {
 		o.handle.Close()
 		return nil, fmt.Errorf("overlay: %w", err)
 	}
+	o.noteHome(cfg.LANGuessed)
 	if o.control, err = wgctrl.New(); err != nil {
 		o.handle.Close()
 		return nil, fmt.Errorf("overlay: open WireGuard control: %w", err)
@@ -315,7 +314,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	wanted, strayed := o.distrust(wanted)
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
 	if strayed != nil {
-		p.errs = append(p.errs, strayed)
+		p.errs = append([]error{strayed}, p.errs...)
 	}
 	o.setRelay(&p, wanted)
 	o.recordLeftOut(p.errs)
@@ -364,7 +363,7 @@ func (o *Overlay) prepare(ctx context.Context) error {
 	if err := o.enableForwarding(); err != nil {
 		return err
 	}
-	o.guarded = readGuarded(ctx)
+	o.guarded = readGuarded(ctx) || o.strayed()
 	for _, prefix := range readClusters(ctx) {
 		o.clusters[prefix] = true
 	}

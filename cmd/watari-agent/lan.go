@@ -9,22 +9,26 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"watari/internal/lan"
 	"watari/overlay"
 )
 
-// findLAN finds the host's address on its LAN if the options give neither the address nor the interface. An agent that is started again
-// keeps the address that the last one has found, if the host still has it: a default route may lead through a VPN for a while.
+// homeFile is where the overlay keeps the name of the interface that is the LAN's.
+func (o *options) homeFile() string { return filepath.Join(o.state, "lan-interface") }
+
+// findLAN finds the host's address on its LAN if the options give neither the address nor the interface: that of the interface that was the
+// LAN's when the first agent began, or else that of the default route.
 func (o *options) findLAN() {
 	if o.lanAddress != "" || o.lanInterface != "" {
 		return
 	}
 	o.followsLAN = true
-	if kept, err := readOptions(o.run); err == nil && kept.followsLAN && !kept.guessedLAN {
-		if address, err := netip.ParseAddr(kept.lanAddress); err == nil && lan.Has(address) {
-			o.lanAddress = kept.lanAddress
+	if home, err := os.ReadFile(o.homeFile()); err == nil {
+		if address, is := lan.Of(strings.TrimSpace(string(home))); is {
+			o.lanAddress = address.String()
 			return
 		}
 	}
@@ -40,7 +44,7 @@ func openNetwork(o options, log *slog.Logger, changed func()) (network, error) {
 	config := overlay.Config{StateDir: o.state, RunDir: o.run, HostName: o.name, LANInterface: o.lanInterface, LANGuessed: o.guessedLAN,
 		WireGuardPort: int(o.wireguardPort), TunnelPort: int(o.tunnelPort), RelayPort: int(o.relayPort), Changed: changed, AgentBinary: self, Logger: log}
 	if o.followsLAN {
-		config.HomeFile = filepath.Join(o.state, "lan-interface")
+		config.HomeFile = o.homeFile()
 	}
 	if o.lanAddress != "" {
 		if config.LANAddress, err = netip.ParseAddr(o.lanAddress); err != nil {
@@ -57,16 +61,22 @@ func openNetwork(o options, log *slog.Logger, changed func()) (network, error) {
 // lanEvery is the time between two looks at the host's address.
 const lanEvery = 5 * time.Second
 
-// lanChanged reports whether the host's address on its LAN may be another one than before, or on another interface. now is the address of
-// the default route, if there is one. An address that the host still has is not replaced, unless it was only a guess.
-func lanChanged(before, now netip.Addr, routed, guessed bool, has func(netip.Addr) bool) bool {
-	return routed && (now == before || guessed || !has(before))
+// lanAddress returns the address that the host has on its LAN now; false: it is not known to be another one than before. home is the address
+// of the LAN's interface, and routed that of the default route; each is invalid if there is none. An address that the host still has is not
+// replaced by that of the default route, which may lead through a VPN for a while, unless it was only a guess.
+func lanAddress(before, home, routed netip.Addr, guessed bool, has func(netip.Addr) bool) (now netip.Addr, is bool) {
+	switch {
+	case home.IsValid():
+		return home, true
+	case routed.IsValid() && (routed == before || guessed || !has(before)):
+		return routed, true
+	}
+	return before, false
 }
 
 // followLAN follows the host's address on its LAN until ctx ends, and calls changed with a new one, and with the MTU of its interface.
 // DHCP may give the host another address, or the host may be connected by another interface.
 func followLAN(ctx context.Context, o options, network network, changed func(address string, mtu int), log *slog.Logger) {
-	told, toldMTU := network.LAN()
 	failure := ""
 	tick := time.NewTicker(lanEvery)
 	defer tick.Stop()
@@ -77,27 +87,30 @@ func followLAN(ctx context.Context, o options, network network, changed func(add
 		case <-tick.C:
 		}
 		before, _ := network.LAN()
-		now, routed := lan.Routed()
-		if !lanChanged(before, now, routed, o.guessedLAN, lan.Has) {
+		home, _ := network.HomeAddress()
+		routed, _ := lan.Routed()
+		now, is := lanAddress(before, home, routed, o.guessedLAN, lan.Has)
+		if !is {
 			continue
 		}
-		o.guessedLAN = false
-		if err := network.MoveLAN(ctx, now); err != nil {
-			if failure != err.Error() {
-				failure = err.Error()
-				log.Warn("the network does not follow the host's address", "before", before, "now", now, "error", err)
-			}
+		moved, err := network.MoveLAN(ctx, now)
+		if err != nil && failure != err.Error() {
+			log.Warn("the network does not follow the host's address", "before", before, "now", now, "error", err)
+		}
+		failure = ""
+		if err != nil {
+			failure = err.Error()
 		} else {
-			failure = ""
+			o.guessedLAN = false
+		}
+		if !moved {
+			continue
 		}
 		address, mtu := network.LAN()
-		if address == told && mtu == toldMTU {
-			continue
-		}
-		log.Warn("the host's address on its LAN has changed", "before", told, "now", address, "MTU", mtu)
-		told, toldMTU, o.lanAddress = address, mtu, address.String()
+		log.Warn("the host's LAN has changed", "before", before, "now", address, "MTU", mtu)
+		o.lanAddress = address.String()
 		if err := keepOptions(o); err != nil {
-			log.Warn("the host's new address is not kept for the next agent", "error", err)
+			log.Warn("the host's new address is not kept for cleaning up", "error", err)
 		}
 		changed(o.lanAddress, mtu)
 	}

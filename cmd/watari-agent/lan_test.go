@@ -6,22 +6,28 @@ import (
 )
 
 func TestWhichAddressTheLANHas(t *testing.T) {
-	old, other := netip.MustParseAddr("198.18.1.1"), netip.MustParseAddr("198.18.1.2")
+	old, other, third := netip.MustParseAddr("198.18.1.1"), netip.MustParseAddr("198.18.1.2"), netip.MustParseAddr("198.18.1.3")
+	var none netip.Addr
 	for name, c := range map[string]struct {
-		now            netip.Addr
-		routed         bool
+		home, routed   netip.Addr
 		guessed, still bool
-		want           bool
+		want           netip.Addr
+		is             bool
 	}{
-		"another from DHCP":                    {other, true, false, false, true},
-		"the cable is unplugged":               {netip.Addr{}, false, false, false, false},
-		"a VPN has begun":                      {other, true, false, true, false},
-		"a bridge has got the address":         {old, true, false, true, true},
-		"docker's was taken, and DHCP is done": {other, true, true, true, true},
-		"docker's was taken, and still is":     {netip.Addr{}, false, true, true, false},
+		"another from DHCP":                    {other, other, false, false, other, true},
+		"another from DHCP, under a VPN":       {other, third, false, false, other, true},
+		"the cable is unplugged":               {none, none, false, false, old, false},
+		"a wireless network instead":           {none, other, false, false, other, true},
+		"the cable is back":                    {other, other, false, true, other, true},
+		"the cable is back, under a VPN":       {other, third, false, true, other, true},
+		"a VPN over the wireless network":      {none, other, false, true, old, false},
+		"a VPN has begun":                      {old, other, false, true, old, true},
+		"a bridge has got the address":         {none, old, false, true, old, true},
+		"docker's was taken, and DHCP is done": {none, other, true, true, other, true},
+		"docker's was taken, and still is":     {none, none, true, true, old, false},
 	} {
-		if got := lanChanged(old, c.now, c.routed, c.guessed, func(netip.Addr) bool { return c.still }); got != c.want {
-			t.Errorf("%s: %v", name, got)
+		if got, is := lanAddress(old, c.home, c.routed, c.guessed, func(netip.Addr) bool { return c.still }); got != c.want || is != c.is {
+			t.Errorf("%s: %v, %v", name, got, is)
 		}
 	}
 }

@@ -38,6 +38,21 @@ func Routed() (netip.Addr, bool) {
 	return address.AddrPort().Addr().Unmap(), true
 }
 
+// Of returns the first IPv4 address of an interface; false: it has none, or there is no such interface.
+func Of(name string) (netip.Addr, bool) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	all, _ := link.Addrs()
+	for _, one := range all {
+		if network, ok := one.(*net.IPNet); ok && network.IP.To4() != nil {
+			return netip.AddrFrom4([4]byte(network.IP.To4())), true
+		}
+	}
+	return netip.Addr{}, false
+}
+
 // Has reports whether an interface of this machine has an address, so far as that can be found out.
 func Has(address netip.Addr) bool {
 	all, err := net.InterfaceAddrs()

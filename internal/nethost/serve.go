@@ -129,7 +129,8 @@ func (s *Service) OpenStorage(ports map[string][]uint16, _ *struct{}) error {
 
 // MoveLAN calls MoveLAN.
 func (s *Service) MoveLAN(address netip.Addr, _ *struct{}) error {
-	return s.agent.MoveLAN(context.Background(), address)
+	_, err := s.agent.MoveLAN(context.Background(), address)
+	return err
 }
 
 // Listen accepts connections to TCP ports until the process ends, and sends nothing on them.

@@ -159,10 +159,13 @@ func (h *History) Add(host string, sample *v1.HostSample, has func(*v1.GuestSamp
 const freshFor = 5 * time.Second
 
 // Latest returns a host's present sample; nil: the host has sent none for seconds. It is shared: do not change it.
-func (h *History) Latest(host string) *v1.HostSample {
+func (h *History) Latest(host string) *v1.HostSample { return h.LatestWithin(host, freshFor) }
+
+// LatestWithin is Latest for another time.
+func (h *History) LatestWithin(host string, within time.Duration) *v1.HostSample {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l, is := h.latest[host]; is && h.Now().Sub(l.at) < freshFor {
+	if l, is := h.latest[host]; is && h.Now().Sub(l.at) < within {
 		return l.sample
 	}
 	return nil
