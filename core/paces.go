@@ -4,6 +4,7 @@ package core
 // measured speed says. It is learnt from how long the guests wait for each other.
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"time"
@@ -41,8 +42,11 @@ func pace(c *v1.Cluster, h *placement.Host) float64 {
 	return paceOf(c, h.Name)
 }
 
-// shown has the hosts that compute more for the program than measured, and since when the guests of an abstract cluster show that.
-type shown map[string]time.Time
+// shown is what the guests of an abstract cluster show while they are divided as they are.
+type shown struct {
+	divided string               // how many guests each host has
+	since   map[string]time.Time // the hosts that compute more for the program than measured, and since when guests show that
+}
 
 // learnPaces corrects the paces of a cluster's hosts by how much of the time their guests compute. It reports whether it did.
 func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
@@ -57,20 +61,23 @@ func (p *pass) learnPaces(c *v1.Cluster, d *division) bool {
 		computing[i] = p.computing(c, s.Host)
 	}
 	learnt := placement.Learn(d.shares, computing)
-	now, due := shown{}, false
+	now, due := shown{since: map[string]time.Time{}}, false
+	for _, s := range d.shares {
+		now.divided += fmt.Sprint(s.Host, " ", s.Has, ", ")
+	}
 	for i, s := range d.shares {
 		if learnt == nil || learnt[i] <= s.Capacity {
 			continue
 		}
-		since, is := last[s.Host]
-		if !is || since.After(p.Now) {
+		since, is := last.since[s.Host]
+		if !is || last.divided != now.divided || since.After(p.Now) {
 			since = p.Now
 		}
-		now[s.Host] = since
+		now.since[s.Host] = since
 		due = due || p.Now.Sub(since) >= p.hurried(settledFor)
 	}
 	if !due {
-		if len(now) > 0 {
+		if len(now.since) > 0 {
 			memory.shown[c.Meta.Name] = now
 		}
 		return false

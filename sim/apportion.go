@@ -105,7 +105,7 @@ func (s *Sim) checkPaces(now *core.Objects, was, c *v1.Cluster) {
 		}
 	}
 	for _, m := range now.Migrations {
-		if ago := s.now.Sub(m.Ended.AsTime()); m.Ended != nil && now.Guests[m.Guest].GetCluster() == c.Meta.Name && !s.jumped && ago < time.Minute/apportionHurry {
+		if ago := s.now.Sub(m.Ended.AsTime()); m.Ended != nil && now.Guests[m.Guest].GetCluster() == c.Meta.Name && !now.Guests[m.Guest].Stopped && !s.jumped && ago < time.Minute/apportionHurry {
 			s.violate("paces of cluster %s are learnt %v after move %s", c.Meta.Name, ago, m.Meta.Name)
 		}
 	}
