@@ -19,9 +19,9 @@ const (
 // the time that the guests of each host computed, in the order of the shares; 0: not known. The guests that wait least are those for
 // which the others wait, so a host whose guests wait computes more than these, in proportion. Some waiting cannot be seen: libraries
 // may wait in a loop that looks like computing. So only capacities of hosts whose guests are seen to wait are raised, each by
-// mostLearnt at most. Only ratios count: afterwards all are scaled, so that the hosts with guests have the same sum as before. The guest for which the
-// others wait must not be alone on its host: one rank may do something that no other rank does. Learn returns nil if there is nothing
-// to correct, or if one host's guests are not known.
+// mostLearnt at most. Only ratios count: afterwards all are scaled, so that the hosts with guests have the same sum as before. The
+// guest for which the others wait must not be alone on its host: one rank may do something that no other rank does. Learn returns nil
+// if there is nothing to correct, or if one host's guests are not known.
 func Learn(hosts []Share, computing []float64) []float64 {
 	most := 0.0
 	for i, h := range hosts {

@@ -35,8 +35,7 @@ func (h *host) pace() float64 {
 }
 
 // computing returns which part of the time a guest says that it computes; 0: it does not say that. The program of an abstract
-// cluster waits for its slowest host. If the guests' load is not steady, those of each host say what
-// they like.
+// cluster waits for its slowest host. If the guests' load is not steady, the guests of a host say what they like.
 func (s *Sim) computing(c *copyOf, at *host) float64 {
 	g := s.store.objects.Guests[c.name]
 	if !s.store.objects.Clusters[g.GetCluster()].GetSpec().GetAbstract() {

@@ -34,8 +34,8 @@ func (s *Sim) begins(h *host, c *copyOf) {
 	h.event(c.uid)
 }
 
-// runs lets a copy run, unless it is broken. No other copy of the guest may run then. Hosts that a person has wrongly called lost are left out:
-// their copies end once the host is reached (checkEvicted).
+// runs lets a copy run, unless it is broken. No other copy of the guest may run then. Hosts that a person has wrongly called lost
+// are left out: their copies end once the host is reached (checkEvicted).
 func (s *Sim) runs(h *host, c *copyOf) {
 	if c.broken {
 		return

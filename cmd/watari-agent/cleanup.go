@@ -117,12 +117,11 @@ type keptOptions struct {
 	Name          string `json:"name"`
 	LANAddress    string `json:"lan_address,omitempty"`
 	LANInterface  string `json:"lan_interface,omitempty"`
-	FollowsLAN    bool   `json:"follows_lan,omitempty"`
 	WireGuardPort uint   `json:"wireguard_port"`
 }
 
 func keepOptions(o options) error {
-	data, err := json.Marshal(keptOptions{o.name, o.lanAddress, o.lanInterface, o.followsLAN, o.wireguardPort})
+	data, err := json.Marshal(keptOptions{o.name, o.lanAddress, o.lanInterface, o.wireguardPort})
 	if err != nil {
 		return err
 	}
@@ -141,7 +140,7 @@ func readOptions(run string) (options, error) {
 	if err := json.Unmarshal(data, &kept); err != nil {
 		return options{}, fmt.Errorf("read the agent's options: %w", err)
 	}
-	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, followsLAN: kept.FollowsLAN, wireguardPort: kept.WireGuardPort}, nil
+	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
 }
 
 // recordEnds records that no guest exists any more. killed has the uids of the guests that had a process.

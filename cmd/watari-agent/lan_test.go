@@ -31,3 +31,14 @@ func TestWhichAddressTheLANHas(t *testing.T) {
 		}
 	}
 }
+
+// Cleaning up may take any interface, and must not note it as the LAN's for later agents.
+func TestCleaningUpDoesNotFollowTheLAN(t *testing.T) {
+	o := options{name: "a1", run: t.TempDir(), lanAddress: "198.18.1.1", followsLAN: true}
+	if err := keepOptions(o); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := readOptions(o.run); err != nil || kept.lanAddress != o.lanAddress || kept.followsLAN {
+		t.Errorf("it has %+v, %v", kept, err)
+	}
+}
