@@ -34,7 +34,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	case machine.WriteRecord:
 		err = a.writeRecord(g, act)
 	case machine.Explain:
-		return a.explain(g, act.Record)
+		return a.explain(g, act)
 	case machine.Plug:
 		_, err = a.network.PlugGuest(ctx, act.Tap, act.MTU)
 		poke(a.networks.wake) // the network was last applied without this tap

@@ -123,12 +123,12 @@ func TestAGuestThatCanNeverContinueIsEnded(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.mu.Lock()
-	o.broken = uid
+	o.broken, o.ending = uid, domain.End{How: "something on the host told its QEMU to end", Said: []string{"terminating on signal 15"}}
 	o.mu.Unlock()
 	o.becomes(uid, domain.Paused)
 	o.await("its end", func(h *v1.HostObserved) bool {
 		g := find(h, uid)
-		return g.GetCondition() == v1.GuestCondition_GUEST_CONDITION_GONE && strings.Contains(g.GetMessage(), errReset.Error())
+		return g.GetCondition() == v1.GuestCondition_GUEST_CONDITION_GONE && strings.Contains(g.GetMessage(), errReset.Error()) && !strings.Contains(g.GetMessage(), o.ending.How) && g.Broken
 	})
 	if o.count("resume "+uid) != 1 || o.count("destroy "+uid) != 1 {
 		t.Errorf("it was resumed and ended so: %v", o.log)

@@ -45,7 +45,11 @@ func quoteConsole(text string) string {
 }
 
 // explain explains an end that no order caused.
-func (a *Agent) explain(g *guest, r *machine.Record) machine.Result {
-	return machine.Result{Message: explainEnding(r.Message, a.hypervisor.Ended(g.uid, g.name)),
+func (a *Agent) explain(g *guest, act machine.Act) machine.Result {
+	end := a.hypervisor.Ended(g.uid, g.name)
+	if act.Broken {
+		end.How = "" // this agent ended it, and the message says why
+	}
+	return machine.Result{Message: explainEnding(act.Record.Message, end),
 		LastLines: quoteConsole(a.consoles.tail(g.uid, quotedBytes))}
 }

@@ -124,7 +124,7 @@ type Core struct {
 	orders   orderBook
 	shared   shareMemory
 	inState  map[string]stateSince // of moves and checkpoints that have not ended, by uid
-	avoid    map[string]avoided    // hosts that could not start a guest, by guest uid
+	avoid    map[string]avoided    // hosts that could not start or keep a guest, by guest uid
 	memory   map[string]memoryTold // last events about guests' memory, by guest uid
 	due      map[string]time.Time  // when guests are decided about again, by name
 	dueHost  map[string]time.Time  // when hosts' orders are made again, by name
@@ -151,7 +151,7 @@ type stateSince struct {
 	since time.Time
 }
 
-// avoided are the hosts that could not start a guest.
+// avoided are the hosts that could not start a guest, or whose QEMU or KVM failed under it.
 type avoided struct {
 	failed  []string
 	restore string    // the id of the restore that the rest is about

@@ -136,7 +136,7 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	var c Change
 	c.write(Update, update)
 	c.event(severity, "guest", g.Meta.Name, "ended on %s: %s%s", g.Host, d.Message, p.lastLines(g, d))
-	if ran := !d.Avoid; ran && severity != v1.Severity_SEVERITY_INFO {
+	if !d.NeverRan && severity != v1.Severity_SEVERITY_INFO {
 		p.handleLoss(&c, update, d.Message)
 	}
 	p.propose(key, c)

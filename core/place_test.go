@@ -51,6 +51,38 @@ func TestNoGrantIsGivenWhileAHostHasAProcessOfTheGuest(t *testing.T) {
 	}
 }
 
+// A guest under which QEMU or KVM failed is started on another host, and on the same one if no other has room.
+func TestAGuestIsNotStartedWhereQEMUFailedUnderIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		broken, full bool // full: the other host has no room
+		want         string
+	}{
+		"its QEMU ended":                        {want: "a1"},
+		"its QEMU failed":                       {broken: true, want: "b1"},
+		"its QEMU failed, nothing else is free": {broken: true, full: true, want: "a1"},
+	} {
+		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 1})
+		w.Hosts["b1"].Info.MemoryBytes = 3 << 30
+		if c.full {
+			w.Hosts["b1"].Info.MemoryBytes = 1 << 20
+		}
+		core := newTestCore(w)
+		for range 10 {
+			g := w.Guests["md-0"]
+			w.Reports["a1"].Report.Guests = nil
+			if g.Host == "a1" && g.Epoch == 1 {
+				w.Reports["a1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Name: "md-0", Epoch: 1, Condition: v1.GuestCondition_GUEST_CONDITION_GONE, Broken: c.broken}}
+			}
+			for _, change := range core.Decide(w).Changes {
+				w.Objects = w.Objects.Apply(change)
+			}
+		}
+		if g := w.Guests["md-0"]; g.Host != c.want || g.Restarts != 1 {
+			t.Errorf("%s: %v", name, g)
+		}
+	}
+}
+
 // A host that claims to run a guest at an impossible epoch, or that has no part in a move that is past sending, does not
 // stop the move.
 func TestAHostThatLiesDoesNotStopAGuestThatStandsStill(t *testing.T) {

@@ -35,7 +35,8 @@ const (
 	// or the new one. Act.Vital permits use of the reserved space. Act.Was is the previous record.
 	WriteRecord Kind = "write record"
 	// Explain finds out why a domain ended by itself. Result.Message is the message of Act.Record with the reason
-	// added. Result.LastLines are the last lines of the console.
+	// added. Result.LastLines are the last lines of the console. Act.Broken: the agent ended the domain, because it could never
+	// continue.
 	Explain Kind = "explain"
 	// Plug creates the tap of a guest that ran here when the agent started.
 	Plug Kind = "plug"
@@ -91,6 +92,7 @@ type Act struct {
 	Wanted     *v1.GuestWanted
 	Reserved   uint64 // bytes
 	Plain      bool
+	Broken     bool
 	Patience   Patience
 	Migration  string
 	Source     string

@@ -135,6 +135,9 @@ func (m *Machine) tickGuest(g *guest) {
 	}
 }
 
+// broken reports whether this host ended an epoch's copy because it could never continue.
+func (g *guest) broken(epoch uint64) bool { return g.failure.Broken && g.failure.Epoch == epoch }
+
 // guestEnded handles the end of one of the guest's acts; false: the act is not the guest's.
 func (m *Machine) guestEnded(g *guest, id uint64, o Result) bool {
 	switch {

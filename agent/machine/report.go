@@ -86,6 +86,7 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		observed.Condition, observed.Epoch, observed.Message = v1.GuestCondition_GUEST_CONDITION_FAILED, g.failure.Epoch, failedWithoutRecordMessage(g)
 	}
 	observed.Refused = observed.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED && g.failure.Refused && g.failure.Epoch == observed.Epoch
+	observed.Broken = observed.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && g.broken(observed.Epoch)
 	if observed.Message == "" {
 		observed.Message = g.trouble
 	}

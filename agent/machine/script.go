@@ -202,7 +202,7 @@ func (m *Machine) resumeStageEnded(g *guest, o Result) {
 	}
 	g.resuming = false
 	if o.Broken { // its memory is of no use to anybody; its end is reported like that of a guest whose QEMU has crashed
-		g.failure = Failure{Epoch: g.record.Epoch, Message: o.Err.Error()}
+		g.failure = Failure{Epoch: g.record.Epoch, Broken: true, Message: o.Err.Error()}
 		d.kind, d.stage, d.act = ActionDestroy, "", m.act(g, Act{Kind: Destroy})
 		return
 	}
@@ -231,7 +231,7 @@ func (m *Machine) beginRecord(g *guest) {
 	switch {
 	case d.stage == "" && to.Phase == PhaseEnded && to.Outcome == OutcomeGone && from != nil &&
 		(from.Phase == PhaseStarted || from.Phase == PhaseSending):
-		d.stage, d.act = Explain, m.act(g, Act{Kind: Explain, Record: to})
+		d.stage, d.act = Explain, m.act(g, Act{Kind: Explain, Record: to, Broken: g.broken(to.Epoch)})
 		return
 	case d.stage == "" && to.Phase == PhaseReceived:
 		// Before the transfer has ended, a crash of the hypervisor could still end this copy.

@@ -29,6 +29,8 @@ type Failure struct {
 	Final bool
 	// Refused: this host lacks something that another host may have, or this one later. It is also final.
 	Refused bool
+	// Broken: the guest could never continue, because of an internal error of QEMU or KVM.
+	Broken  bool
 	Message string
 }
 

@@ -2647,6 +2647,7 @@ type GuestObserved struct {
 	// only copy. libvirt confirms that only a fifth of a second later.
 	HandedOver     bool  `protobuf:"varint,20,opt,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
 	ReceivedUnixNs int64 `protobuf:"varint,21,opt,name=received_unix_ns,json=receivedUnixNs,proto3" json:"received_unix_ns,omitempty"` // when this host had all of a guest that came in, by its clock
+	Broken         bool  `protobuf:"varint,23,opt,name=broken,proto3" json:"broken,omitempty"`                                         // GONE: its QEMU or KVM met an internal error here, after which it could never continue; another host may be sound
 	Refused        bool  `protobuf:"varint,22,opt,name=refused,proto3" json:"refused,omitempty"`                                       // FAILED: this host lacks something that another host may have, or this one later: room, memory, the files of a checkpoint
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2827,6 +2828,13 @@ func (x *GuestObserved) GetReceivedUnixNs() int64 {
 		return x.ReceivedUnixNs
 	}
 	return 0
+}
+
+func (x *GuestObserved) GetBroken() bool {
+	if x != nil {
+		return x.Broken
+	}
+	return false
 }
 
 func (x *GuestObserved) GetRefused() bool {
@@ -3694,7 +3702,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\x12\x18\n" +
 	"\avolumes\x18\t \x03(\tR\avolumes\x12!\n" +
 	"\falone_policy\x18\n" +
-	" \x01(\bR\valonePolicy\"\xef\x05\n" +
+	" \x01(\bR\valonePolicy\"\x87\x06\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3719,7 +3727,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06ran_on\x18\x13 \x01(\bR\x05ranOn\x12\x1f\n" +
 	"\vhanded_over\x18\x14 \x01(\bR\n" +
 	"handedOver\x12(\n" +
-	"\x10received_unix_ns\x18\x15 \x01(\x03R\x0ereceivedUnixNs\x12\x18\n" +
+	"\x10received_unix_ns\x18\x15 \x01(\x03R\x0ereceivedUnixNs\x12\x16\n" +
+	"\x06broken\x18\x17 \x01(\bR\x06broken\x12\x18\n" +
 	"\arefused\x18\x16 \x01(\bR\arefused\"4\n" +
 	"\n" +
 	"KnownEpoch\x12\x10\n" +

@@ -68,8 +68,10 @@ type Decision struct {
 	Message string
 	// Restarts is the guest's new count of restarts if it ended although it was wanted; 0: the count stays.
 	Restarts uint32
-	// Avoid: the host could not start the guest. Try another host first.
+	// Avoid: the host could not start the guest, or its QEMU or KVM failed under it. Try another host first.
 	Avoid bool
+	// NeverRan: the host could not start the guest.
+	NeverRan bool
 	// Refused: the host could not restore the guest now, which does not count as a start. If no other host can, ask again after a
 	// pause.
 	Refused bool
@@ -145,17 +147,19 @@ func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
 	if deleting || g.Stopped {
 		return Decision{Act: Release, Message: why}
 	}
-	failed := h.Guest != nil && h.Guest.Epoch == g.Epoch && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
+	observed := h.Guest != nil && h.Guest.Epoch == g.Epoch
+	failed := observed && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
+	broken := observed && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && h.Guest.Broken
 	if failed {
 		h.Lived = 0 // the guest never ran, however long the host tried
 	}
 	if failed && h.Guest.Refused && h.Restores {
-		return Decision{Act: Release, Message: why, Avoid: true, Refused: true}
+		return Decision{Act: Release, Message: why, Avoid: true, NeverRan: true, Refused: true}
 	}
 	restarts := Restarts(g, h.Lived)
 	// The death of a host is not the guest's fault.
 	if h.Exists && !h.Dead && !h.LeaseOver && restarts > MaxRestarts {
 		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, restarts, g.Meta.GetName())}
 	}
-	return Decision{Act: Release, Message: why, Restarts: restarts, Avoid: failed}
+	return Decision{Act: Release, Message: why, Restarts: restarts, Avoid: failed || broken, NeverRan: failed}
 }

@@ -74,6 +74,18 @@ func TestARefusedRestoreDoesNotCount(t *testing.T) {
 	}
 }
 
+// A guest under which QEMU or KVM failed is started on another host, and its end counts as the end of a copy that ran.
+func TestAGuestWhoseHostFailedUnderItIsTriedElsewhere(t *testing.T) {
+	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3}
+	for _, broken := range []bool{false, true} {
+		h := Host{Exists: true, Connected: true, Current: true, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_GONE)}
+		h.Guest.Broken = broken
+		if d := Step(g, h, false); d.Act != Release || d.Avoid != broken || d.NeverRan || d.Restarts != 1 {
+			t.Errorf("broken %v: %+v", broken, d)
+		}
+	}
+}
+
 func TestEndsBeforeALongLifeAreForgotten(t *testing.T) {
 	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3, Restarts: 2}
 	h := Host{Exists: true, Connected: true, Current: true, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_GONE)}

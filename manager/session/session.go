@@ -61,7 +61,9 @@ type host struct {
 	load      *v1.HostLoad
 	wanted    *v1.HostWanted
 
+	boot             string        // of the last report that has one
 	reports, samples *rate.Limiter // what the manager takes, in whatever sessions
+	boots            *rate.Limiter // how often it may change
 }
 
 // session is one connection. Its first report makes it its host's session, unless takeOver makes it wait.
@@ -174,25 +176,30 @@ func (s *Sessions) begin(ses *session) error {
 
 // takeOver makes ses the host's session, and reports whether ses now is. It closes an earlier session that is from the same
 // instance of the agent and has the same key. Any other earlier session stays until it ends by itself, because it may belong
-// to the host, and ses to a copy of the host's disk. The session of a restarted agent also waits in this way. s.mu is held.
-func (s *Sessions) takeOver(ses *session, from string) bool {
+// to the host, and ses to a copy of the host's disk. The session of a restarted agent also waits in this way. takeOver fails if the host has changed its boot too often. s.mu is held.
+func (s *Sessions) takeOver(ses *session, from, boot string) (bool, error) {
 	if !s.open[ses] {
-		return false // it was closed meanwhile
+		return false, nil // it was closed meanwhile
 	}
 	h := s.host(ses.name)
 	ses.from = from
 	before := h.session
-	if before == ses {
-		return true
-	}
-	if before != nil && (before.from != ses.from || !bytes.Equal(before.key, ses.key)) {
+	if before != nil && before != ses && (before.from != ses.from || !bytes.Equal(before.key, ses.key)) {
 		if !ses.waits {
 			ses.waits = true
 			err := fmt.Errorf("host %s is connected from %s, by another agent or with another key: this session waits until that one ends", ses.name, before.conn.RemoteAddr())
 			s.Log.Warn("two machines connect as one host", "host", ses.name, "address", ses.conn.RemoteAddr().String(), "reason", err)
 			go s.tell(ses, err)
 		}
-		return false
+		return false, nil
+	}
+	if err := h.noteBoot(ses.name, boot); err != nil {
+		s.Log.Warn("a host changes its boot too often", "host", ses.name, "address", ses.conn.RemoteAddr().String(), "reason", err)
+		go s.tell(ses, err)
+		return false, err
+	}
+	if before == ses {
+		return true, nil
 	}
 	if before != nil {
 		s.close(before)
@@ -202,7 +209,24 @@ func (s *Sessions) takeOver(ses *session, from string) bool {
 	}
 	h.session = ses
 	go s.tell(ses, nil)
-	return true
+	return true, nil
+}
+
+// noteBoot notes the boot that a report names. It fails if the host has changed its boot too often. Each boot ends the host's guests,
+// and others' events would leave the history if a host could do that without limit.
+func (h *host) noteBoot(name, boot string) error {
+	if boot == "" || boot == h.boot {
+		return nil
+	}
+	if h.boot != "" {
+		if turn := h.boots.Reserve(); turn.Delay() > 0 {
+			wait := turn.Delay()
+			turn.Cancel()
+			return fmt.Errorf("host %s has booted %d times and more in a short time: its next boot counts in %v", name, bootBurst, wait.Round(time.Second))
+		}
+	}
+	h.boot = boot
+	return nil
 }
 
 // tell calls OnSession.
@@ -250,7 +274,8 @@ func (s *Sessions) end(ses *session) {
 // host returns the state of a host, and creates it if it is missing. s.mu is held.
 func (s *Sessions) host(name string) *host {
 	if s.hosts[name] == nil {
-		s.hosts[name] = &host{reports: rate.NewLimiter(rate.Every(reportPause), reportBurst), samples: rate.NewLimiter(rate.Every(samplePause), sampleBurst)}
+		s.hosts[name] = &host{reports: rate.NewLimiter(rate.Every(reportPause), reportBurst), samples: rate.NewLimiter(rate.Every(samplePause), sampleBurst),
+			boots: rate.NewLimiter(rate.Every(bootPause), bootBurst)}
 	}
 	return s.hosts[name]
 }
@@ -286,7 +311,11 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 			}
 			return err
 		}
-		s.received(ses, observed)
+		if err := s.received(ses, observed); err != nil {
+			cancel()
+			<-sent
+			return err
+		}
 		if first && s.Sampled != nil { // a transport makes its one connection for one request
 			go s.followSamples(ctx, ses)
 		}
@@ -302,6 +331,9 @@ const (
 	// comes back.
 	samplePause = 500 * time.Millisecond
 	sampleBurst = 2
+	// bootPause and bootBurst are the same for changes of a host's boot.
+	bootPause = 10 * time.Minute
+	bootBurst = 20
 	// sampleAgain is the pause before samples are requested again from a host whose stream of samples has ended.
 	sampleAgain = 10 * time.Second
 )
@@ -379,8 +411,8 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 	}
 }
 
-// received stores a report, and wakes the subscribers if it shows a change.
-func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
+// received stores a report, and wakes the subscribers if it shows a change. After an error, the session has to end.
+func (s *Sessions) received(ses *session, observed *v1.HostObserved) error {
 	from := cmp.Or(observed.Instance, "boot "+observed.GetInfo().GetBootId()) // an older agent has no instance
 	observed.Instance = ""                                                    // it is a secret
 	boundLoad(observed.Load)
@@ -393,9 +425,9 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 		fixed, err = withoutFigures(observed)
 	}
 	s.mu.Lock()
-	if !s.takeOver(ses, from) {
+	if taken, err := s.takeOver(ses, from, observed.GetInfo().GetBootId()); !taken {
 		s.mu.Unlock()
-		return
+		return err
 	}
 	h = s.hosts[ses.name]
 	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
@@ -412,6 +444,7 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	if changed {
 		s.notify()
 	}
+	return nil
 }
 
 // Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older term

@@ -102,6 +102,7 @@ type fakeAgent struct {
 	boot     string
 	instance string
 	repeats  bool // it keeps sending reports and reads no orders
+	boots    int  // so often it reports another boot at once
 }
 
 func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
@@ -111,6 +112,11 @@ func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.Host
 	report := &v1.HostObserved{Info: &v1.HostInfo{BootId: f.boot}, Protocol: f.protocol, Instance: f.instance}
 	if err := stream.Send(report); err != nil {
 		return err
+	}
+	for boot := range f.boots {
+		if err := stream.Send(&v1.HostObserved{Info: &v1.HostInfo{BootId: fmt.Sprint("boot ", boot)}, Instance: f.instance}); err != nil {
+			return err
+		}
 	}
 	for f.repeats {
 		time.Sleep(10 * time.Millisecond)
@@ -385,6 +391,35 @@ func TestNewestSessionWins(t *testing.T) {
 	l.await("the second connects", l.connected("a1"))
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1})
 	<-f.told
+}
+
+// Each boot of a host ends its guests. A host that reports many causes events without end.
+func TestAHostsBootsAreCounted(t *testing.T) {
+	if bootBurst != 20 || bootPause != 10*time.Minute { // the page on threats gives these numbers
+		t.Errorf("%d boots, and then one in %v", bootBurst, bootPause)
+	}
+	l := newLab(t, nil)
+	told := make(chan error, 10)
+	l.sessions.OnSession = func(_ ca.Identity, _ string, err error) { told <- err }
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	f := newFakeAgent()
+	f.boots = 30
+	ended := make(chan error, 1)
+	go func() { ended <- hostlink.Dial(t.Context(), l.url, config, f.handler()) }()
+	for range 2 { // it begins and is refused, in any order
+		if err := <-told; err != nil && !strings.Contains(err.Error(), "has booted 20 times and more in a short time: its next boot counts in 10m0s") {
+			t.Fatal(err)
+		}
+	}
+	if err := <-ended; err == nil {
+		t.Fatal("its session goes on")
+	}
+	l.await("it is not connected", func() bool { _, _, is := l.sessions.Observed("a1"); return !is })
+	if report, _, _ := l.sessions.Observed("a1"); report.Info.BootId != "boot 19" {
+		t.Errorf("its last report is of %s", report.Info.BootId)
+	}
+	go hostlink.Dial(t.Context(), l.url, config, copyOf("boot 19").handler())
+	l.await("the host connects in the boot that counts", l.connected("a1"))
 }
 
 // copyOf returns another agent with the given boot id.
