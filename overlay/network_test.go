@@ -239,6 +239,20 @@ func TestClustersAndHostsAreKeptApart(t *testing.T) {
 	for _, to := range []string{"198.18.1.1", "198.18.1.2", "198.18.2.1", "198.18.1.254"} {
 		w.cannotReach(one, to)
 	}
+	// Nor by UDP, of which only the receiver tells whether it has arrived.
+	a1, a2 := w.hosts["a1"], w.hosts["a2"]
+	before := w.unwanted(a1)
+	_, err := a2.Run(t.Context(), "bash", "-c", datagram("198.18.1.1"))
+	w.must(err)
+	w.eventually(5*time.Second, "a host's datagram arrives", func() bool { return w.unwanted(a1) > before })
+	before, other := w.unwanted(a1), w.unwanted(a2)
+	for _, to := range []string{overlay.Gateway.String(), "198.18.1.1", "198.18.1.2"} {
+		one.Run(t.Context(), "bash", "-c", datagram(to)) // it may fail, as nothing answers
+	}
+	time.Sleep(500 * time.Millisecond)
+	if now, there := w.unwanted(a1), w.unwanted(a2); now != before || there != other {
+		t.Errorf("%d datagrams of a guest reached its host, and %d another host", now-before, there-other)
+	}
 	if _, err := one.Run(t.Context(), "ping", "-c", "1", "-W", "2", overlay.Gateway.String()); err != nil {
 		t.Errorf("the gateway does not answer: %v", err)
 	}
@@ -336,6 +350,22 @@ func TestAHostSendsOnlyAsItsOwnGuests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// datagram is a command that sends a datagram to a port at which nothing listens.
+func datagram(to string) string { return "echo x >/dev/udp/" + to + "/7999" }
+
+// unwanted returns how many datagrams a host has got for ports at which nothing listens.
+func (w *world) unwanted(h *nethost.Host) int {
+	w.t.Helper()
+	out, err := h.Run(w.t.Context(), "nstat", "-asz", "UdpNoPorts")
+	w.must(err)
+	_, rest, _ := strings.Cut(out, "UdpNoPorts")
+	var n int
+	if _, err := fmt.Sscan(rest, &n); err != nil {
+		w.t.Fatalf("no counter in %s: %v", out, err)
+	}
+	return n
 }
 
 // received returns the number of ICMP messages that a guest has received.

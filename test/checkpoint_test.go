@@ -79,8 +79,15 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	} {
 		damaged := copied(t, checkpointed(t, "saved").Meta.Name)
 		damage(damaged)
+		const certificate = "/run/watari/pki/certificate.pem"
+		saved := must(t, "guest", "exec", "saved-0", "--", "cat", certificate)
 		must(t, "checkpoint", "restore", damaged.Meta.Name)
 		settled(t, "saved", 2)
+		// The saved one may have expired, and may be one of those that were revoked.
+		until(t, time.Minute, "the restored guest has a new certificate", func() (bool, string) {
+			now, err := shared.watari(patience, "guest", "exec", "saved-0", "--", "cat", certificate)
+			return err == nil && now != saved, fmt.Sprint(err)
+		})
 		if now := decoded[savedCluster](t, "checkpoint", "show", damaged.Meta.Name); !strings.HasSuffix(now.State, "_DAMAGED") {
 			t.Errorf("the damaged checkpoint is %s: %s", now.State, now.Message)
 		}
