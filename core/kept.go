@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -114,7 +115,7 @@ func (p *pass) linkSpent(g *v1.Guest, name string) string {
 	return ""
 }
 
-// refused tells of each policy which move would gain most of those that it must not make.
+// refused tells of each policy which move would gain most of those that it must not make, alone or with others.
 func (p *pass) refused(places *Places, moves []rebalance.Refused) {
 	slices.SortStableFunc(moves, func(a, b rebalance.Refused) int { return cmp.Compare(b.Net, a.Net) })
 	every, _ := p.Core.policies.policy.Rebalances()
@@ -126,7 +127,15 @@ func (p *pass) refused(places *Places, moves []rebalance.Refused) {
 		}
 		seen[m.Policy] = true
 		if p.keeps(kept{m.Policy, g.Meta.Uid, g.Host}, keptEach+2*every) {
-			p.tellKept("guest", g.Meta, "stays on host %s, although policy %s would move it to host %s and gain %.2f: %s", g.Host, m.Policy, places.Hosts[m.To].Name, m.Net, m.Why)
+			var others []string
+			for _, other := range m.With {
+				others = append(others, places.Guests[other].Name)
+			}
+			together := ""
+			if len(others) > 0 {
+				together = " together with " + strings.Join(others, ", ")
+			}
+			p.tellKept("guest", g.Meta, "stays on host %s, although policy %s would move it to host %s%s and gain %.2f: %s", g.Host, m.Policy, places.Hosts[m.To].Name, together, m.Net, m.Why)
 		}
 	}
 }

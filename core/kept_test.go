@@ -77,6 +77,19 @@ func TestEventsTellWhichMovesThatGainAreNotMade(t *testing.T) {
 	}
 }
 
+// Moves that gain only together are told as one.
+func TestEventsTellWhichMovesOfManyAreNotMade(t *testing.T) {
+	h := small(t, "pack: {max_load: 1, exempt: {clusters: [md]}}\n", 4)
+	for _, name := range []string{"md-0", "md-1"} {
+		h.objects.Guests[name].Host, h.objects.Guests[name].BootId = "b1", "boot-b1"
+	}
+	h.balances(0.4)
+	got := h.kept()
+	if len(got) != 1 || !strings.Contains(got[0], ", although policy pack would move it to host ") || !strings.Contains(got[0], " together with md-") || !strings.HasSuffix(got[0], ": the policy exempts it") {
+		t.Errorf("the events are %q", got)
+	}
+}
+
 // Of a policy that looks only now and then, people are told, too.
 func TestEventsOfAPolicyThatSeldomLooks(t *testing.T) {
 	h := small(t, "balance: {interval: 5m, exempt: {clusters: [md]}}\n", 4)

@@ -97,12 +97,13 @@ type Problem struct {
 	Most   int // proposals at most
 }
 
-// Refused is a move that gains enough, but that its policy must not begin.
+// Refused is a move that gains enough, but that its policy must not begin. Of moves that only gain together, it is one.
 type Refused struct {
 	Guest, To int
 	Policy    string
-	Net       float64 // the gain less the cost
+	Net       float64 // the gain less the cost, of all
 	Why       string
+	With      []int // the guests that would move with it
 }
 
 // move returns how many seconds a guest's move to a host takes, and the work that it costs, in seconds of one processor.
@@ -140,8 +141,8 @@ const (
 	pairHosts  = 6  // targets for each of them
 )
 
-// Plan returns proposals, those with the largest gain first, and single moves that would gain enough after them, at most one of
-// each guest. Each guest moves at most once.
+// Plan returns proposals, those with the largest gain first, and what would gain enough after them and is refused: single moves, at
+// most one of each guest, or else moves that gain together. Each guest moves at most once.
 func (p *Problem) Plan() (proposals []Proposal, refused []Refused) {
 	s := newState(p)
 	groups := 0
@@ -152,8 +153,8 @@ func (p *Problem) Plan() (proposals []Proposal, refused []Refused) {
 			continue
 		}
 		refused = s.refused
-		pair := s.bestPair(p.Most - len(proposals))
-		if pair == nil {
+		pair, kept := s.together(refused, func() []Proposal { return s.bestPair(p.Most - len(proposals)) })
+		if refused = append(refused, kept...); pair == nil {
 			break
 		}
 		groups++
@@ -165,13 +166,15 @@ func (p *Problem) Plan() (proposals []Proposal, refused []Refused) {
 	}
 	for i := range p.Policies {
 		for range mostFreed {
-			freed := s.bestGroup(&p.Policies[i], p.Most-len(proposals))
-			if freed == nil {
+			by := slices.DeleteFunc(slices.Clone(refused), func(r Refused) bool { return r.Policy != p.Policies[i].Name })
+			freed, kept := s.together(by, func() []Proposal { return s.bestGroup(&p.Policies[i], p.Most-len(proposals)) })
+			if refused = append(refused, kept...); freed == nil {
 				break
 			}
 			groups++
 			for _, m := range freed {
 				m.Group = groups
+				s.take(m)
 				proposals = append(proposals, m)
 			}
 		}
@@ -237,8 +240,23 @@ func (s *State) Try(moves []Move, horizon float64) bool {
 // enough reports whether a net gain is enough for a policy.
 func (p *Policy) enough(net float64) bool { return net >= p.LeastGain && net > 1e-9 }
 
-// may returns why a policy must not begin a guest's move to a host now; empty: it may.
+// may returns why a policy must not begin a guest's move to a host now; empty: it may, or the search is lax.
 func (s *State) may(guest, to int, by *Policy) string {
+	why := s.forbids(guest, to, by)
+	if s.forbidden = s.forbidden || why != ""; s.lax {
+		return ""
+	}
+	return why
+}
+
+// exceeds reports whether a policy must not begin so many moves now, and the search is not lax.
+func (s *State) exceeds(by *Policy, moves int) bool {
+	exceeds := by.Left >= 0 && s.begun[by.Name]+moves > by.Left
+	s.forbidden = s.forbidden || exceeds
+	return exceeds && !s.lax
+}
+
+func (s *State) forbids(guest, to int, by *Policy) string {
 	if by.Left >= 0 && s.begun[by.Name] >= by.Left {
 		return "it has begun as many moves as it may"
 	}
@@ -332,7 +350,7 @@ func (s *State) bestMove() (best *Proposal) {
 				continue
 			}
 			if why := s.may(g, to, by); why != "" {
-				s.refuse(Refused{g, to, by.Name, gain - cost, why})
+				s.refuse(Refused{Guest: g, To: to, Policy: by.Name, Net: gain - cost, Why: why})
 				continue
 			}
 			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: seconds}
@@ -357,7 +375,7 @@ func (s *State) bestPair(left int) (best []Proposal) {
 		from := s.At[a]
 		for _, to := range s.targets(a, pairHosts) {
 			first, by := s.gain(a, to)
-			if s.may(a, to, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left {
+			if s.may(a, to, by) != "" || s.exceeds(by, 2) {
 				continue
 			}
 			s.trying = true
@@ -412,14 +430,49 @@ func (s *State) partners(guest, from, to int) (list []int) {
 	return list
 }
 
-// bestGroup takes the moves that free one host, and returns them; nil: no host can be freed, or the moves gain too little.
+// together searches for moves that gain together. If it finds none that policies may begin, and no single move was refused, it returns
+// what it would find if policies might begin all moves.
+func (s *State) together(single []Refused, search func() []Proposal) (found []Proposal, refused []Refused) {
+	s.forbidden = false
+	if found = search(); found != nil || !s.forbidden || len(single) > 0 {
+		return found, nil
+	}
+	s.lax = true
+	moves := search()
+	s.lax = false
+	if moves == nil {
+		return nil, nil
+	}
+	first := Refused{Guest: moves[0].Guest, To: moves[0].To, Policy: moves[0].Policy, Net: moves[0].Net(), Why: s.keeps(moves)}
+	for _, m := range moves[1:] {
+		first.With = append(first.With, m.Guest)
+	}
+	return nil, []Refused{first}
+}
+
+// keeps returns why a policy must not begin some moves together.
+func (s *State) keeps(moves []Proposal) string {
+	by, sent := s.policy(moves[0].Policy), maps.Clone(s.sent)
+	defer func() { s.sent = sent }()
+	for i, m := range moves {
+		if why := s.forbids(m.Guest, m.To, by); why != "" && i > 0 {
+			return "guest " + s.Guests[m.Guest].Name + ": " + why
+		} else if why != "" {
+			return why
+		}
+		s.sent[s.link(by.Name, m.From, m.To)] += s.Guests[m.Guest].Bytes
+	}
+	return fmt.Sprintf("it may begin fewer moves now than the %d that gain together", len(moves))
+}
+
+// bestGroup returns the moves that free one host; nil: no host can be freed, or the moves gain too little.
 func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	term, is := policy.Term.(emptier)
 	if !is || left <= 0 {
 		return nil
 	}
 	steps := term.empty(s, func(g, to int) bool { return s.fits(g, to) && s.refuses(g, to) == "" && s.may(g, to, policy) == "" })
-	if len(steps) == 0 || len(steps) > left || policy.Left >= 0 && s.begun[policy.Name]+len(steps) > policy.Left || s.exceed(steps, policy) {
+	if len(steps) == 0 || len(steps) > left || s.exceeds(policy, len(steps)) || s.exceed(steps, policy) {
 		return nil
 	}
 	gain, lost := 0.0, 0.0
@@ -441,7 +494,6 @@ func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
 	}
 	for i := range group {
 		group[i].Gain, group[i].Cost = gain, cost
-		s.take(group[i])
 	}
 	return group
 }

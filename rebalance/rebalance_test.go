@@ -159,6 +159,46 @@ func TestSwapsAreFound(t *testing.T) {
 	}
 }
 
+// Moves that gain only together are told, too, if the policy must not begin them.
+func TestMovesThatOnlyGainTogetherAreRefusedTogether(t *testing.T) {
+	swap := func() *Problem {
+		p := two(Policy{Name: "balance", Term: &Load{}}, 1.4, 1.4, 0.7, 0.7)
+		p.Guests[2].Host, p.Guests[3].Host = 1, 1
+		return p
+	}
+	empty := func() *Problem {
+		p := two(Policy{Name: "pack", Term: &Pack{MaxLoad: 1, FillTo: 1}}, 0.5, 0.5, 0.5)
+		p.Guests[2].Host = 1
+		p.Hosts[1].Capacity = 1
+		p.Guests[0].Stays = "it stays"
+		p.Guests = append(p.Guests, p.Guests[2])
+		p.Guests[3].Name = "g3"
+		return p
+	}
+	for name, c := range map[string]struct {
+		p      *Problem
+		forbid func(p *Problem)
+		why    string
+	}{
+		"a swap, exempt": {swap(), func(p *Problem) { p.Forbids = func(int, string) string { return "the policy exempts it" } }, "the policy exempts it"},
+		"a swap, one exempt": {swap(), func(p *Problem) {
+			p.Forbids = func(g int, _ string) string { return []string{"", "", "it is exempt", "it is exempt"}[g] }
+		}, "it is exempt"},
+		"a swap, one left": {swap(), func(p *Problem) { p.Policies[0].Left = 1 }, "it may begin fewer moves now than the 2 that gain together"},
+		"a host, exempt":   {empty(), func(p *Problem) { p.Forbids = func(int, string) string { return "the policy exempts it" } }, "the policy exempts it"},
+		"a host, one left": {empty(), func(p *Problem) { p.Policies[0].Left = 1 }, "it may begin fewer moves now than the 2 that gain together"},
+	} {
+		if plan, refused := c.p.Plan(); len(plan) != 2 || len(refused) != 0 {
+			t.Fatalf("%s: without a limit, the plan is %+v, refused %+v", name, plan, refused)
+		}
+		c.forbid(c.p)
+		plan, refused := c.p.Plan()
+		if len(plan) != 0 || len(refused) != 1 || len(refused[0].With) != 1 || !strings.HasSuffix(refused[0].Why, c.why) || refused[0].Net < 0.5 {
+			t.Errorf("%s: the plan is %+v, refused %+v", name, plan, refused)
+		}
+	}
+}
+
 func TestWhereNobodyWaitsNothingMoves(t *testing.T) {
 	if plan, _ := two(Policy{Name: "balance", Term: &Load{}}, 0.5, 0.5, 0.5, 0.5).Plan(); len(plan) != 0 {
 		t.Errorf("%+v", plan)

@@ -26,7 +26,9 @@ type State struct {
 	begun   map[string]int // moves that were taken, by policy
 	sent    map[link]uint64
 	refused []Refused // see bestMove
-	trying  bool      // a move is tried, and will be taken back before anything is sorted again
+	// lax: may forbids nothing. forbidden: it has forbidden something, or would have.
+	lax, forbidden bool
+	trying         bool // a move is tried, and will be taken back before anything is sorted again
 	// Marks of what a search has seen.
 	stamp     int
 	seenHost  []int
