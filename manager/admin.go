@@ -88,6 +88,11 @@ func (m *Manager) ensureAdmin(ctx context.Context) error {
 	if err := m.enableAdmin(ctx, admin); err != nil {
 		return err
 	}
+	return m.keepAdminConfig(admin)
+}
+
+// keepAdminConfig writes the administrator's client config for programs on this machine, if there is no valid one.
+func (m *Manager) keepAdminConfig(admin *v1.User) error {
 	url := m.localURL()
 	if m.goodAdminConfig(admin, url) {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"watari/core"
+	"watari/manager/api"
 	"watari/manager/controller"
 	"watari/manager/store"
 )
@@ -50,6 +51,11 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	defer cancel(nil) // resign: another manager may succeed where this one failed
 	if err := store.Readable(m.store.Snapshot()); err != nil {
 		return err
+	}
+	if admin := m.store.Snapshot().Users[api.Admin]; admin != nil { // another manager may lead for long
+		if err := m.keepAdminConfig(admin); err != nil {
+			return err
+		}
 	}
 	term, lost, err := m.store.Lead(ctx, m.Advertise)
 	if err != nil {

@@ -3,6 +3,7 @@ package manager
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 
 	"watari/ca"
 	"watari/hostlink"
+	"watari/internal/protocol"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -848,6 +850,21 @@ func TestTheOtherManagerTakesOver(t *testing.T) {
 	other := watariv1connect.NewControlServiceClient(m1.http, m2.url)
 	_, err = other.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
 	wantCode(t, err, connect.CodeUnavailable, m1.url)
+	if named := new(connect.Error); !errors.As(err, &named) || named.Meta().Get(protocol.LeaderHeader) != m1.url {
+		t.Errorf("the leader is not named to programs: %v", err)
+	}
+	// The administrator's config is on its machine, too.
+	m2.await("the other manager writes the administrator's config", func() bool {
+		var c clientConfig
+		text, err := os.ReadFile(filepath.Join(m2.dir, "admin.json"))
+		if err != nil || json.Unmarshal(text, &c) != nil {
+			return false
+		}
+		m2.caPEM = []byte(c.CA)
+		admin := watariv1connect.NewControlServiceClient(m2.client(ca.KeyPair{Certificate: []byte(c.Certificate), Key: []byte(c.Key)}), m2.url)
+		me, err := admin.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
+		return err == nil && me.Msg.User.Meta.Name == "admin"
+	})
 	if me, err := other.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil || me.Msg.User.Meta.Name != "admin" {
 		t.Fatal(me, err)
 	}

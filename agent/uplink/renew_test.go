@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -196,5 +197,20 @@ func shown(t *testing.T, config *tls.Config, want []byte) {
 		if block, _ := pem.Decode(want); !bytes.Equal(got, block.Bytes) {
 			t.Error("another certificate was shown")
 		}
+	}
+}
+
+// Of several managers, a host tries those of its configuration, and the leader that one of them has named.
+func TestTheLeaderThatAManagerNamesIsTried(t *testing.T) {
+	u := &Uplink{config: Config{Managers: []string{"https://a", "https://b"}}}
+	lost := errors.New("lost")
+	var tried []string
+	next := "https://a"
+	for _, err := range []error{lost, &hostlink.Refusal{Leader: "https://c"}, lost, lost, lost, &hostlink.Refusal{Leader: "ftp://d"}} {
+		next = u.after(next, err)
+		tried = append(tried, strings.TrimPrefix(next, "https://"))
+	}
+	if got := strings.Join(tried, ""); got != "bcabca" {
+		t.Errorf("tried %s", got)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"watari/ca"
 	"watari/hostlink"
 	"watari/internal/durable"
+	"watari/internal/protocol"
 )
 
 const (
@@ -54,6 +55,7 @@ type Uplink struct {
 	pem     Identity
 	tls     *tls.Config
 	manager string // the last one connected
+	leader  string // the last one that another manager named as the leader
 }
 
 // Identity is the host's certificate, its key and the authority's certificate, PEM.
@@ -132,7 +134,7 @@ func (u *Uplink) join(ctx context.Context) (Identity, error) {
 	}
 	wait := firstWait
 	for {
-		for _, manager := range u.config.Managers {
+		for _, manager := range u.managers() {
 			id, err := u.joinAt(ctx, manager, token, key, request)
 			if err == nil {
 				u.config.Log.Info("joined", "manager", manager, "name", u.config.Name)
@@ -141,6 +143,9 @@ func (u *Uplink) join(ctx context.Context) (Identity, error) {
 			switch connect.CodeOf(err) {
 			case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeUnknown, connect.CodeCanceled:
 				u.config.Log.Warn("join", "manager", manager, "error", err, "again_in", wait)
+				if refused := (*connect.Error)(nil); errors.As(err, &refused) {
+					u.learn(refused.Meta().Get(protocol.LeaderHeader))
+				}
 			default:
 				return Identity{}, fmt.Errorf("join as host %s at %s: %w", u.config.Name, manager, err)
 			}
@@ -228,11 +233,32 @@ func (u *Uplink) enter(manager string) {
 // after returns the manager to try next: the leader if err names it, else the next in the list.
 func (u *Uplink) after(manager string, err error) string {
 	var refusal *hostlink.Refusal
-	if errors.As(err, &refusal) && strings.HasPrefix(refusal.Leader, "https://") {
+	if errors.As(err, &refusal) && u.learn(refusal.Leader) {
 		return refusal.Leader
 	}
-	i := slices.Index(u.config.Managers, manager)
-	return u.config.Managers[(i+1)%len(u.config.Managers)]
+	managers := u.managers()
+	return managers[(slices.Index(managers, manager)+1)%len(managers)]
+}
+
+// learn notes the URL of a leading manager, which a manager has named, as one to try. It returns false if it is no such URL.
+func (u *Uplink) learn(leader string) bool {
+	if !strings.HasPrefix(leader, "https://") {
+		return false
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.leader = leader
+	return true
+}
+
+// managers returns the managers to try: those of the configuration, and the last known leader.
+func (u *Uplink) managers() []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.leader == "" || slices.Contains(u.config.Managers, u.leader) {
+		return u.config.Managers
+	}
+	return append(slices.Clone(u.config.Managers), u.leader)
 }
 
 // sleep waits for a randomised time and doubles the wait; false: ctx ended.
@@ -253,7 +279,7 @@ func (u *Uplink) Get(ctx context.Context, path string, offset int64) (*http.Resp
 	u.mu.Lock()
 	managers := []string{u.manager}
 	u.mu.Unlock()
-	for _, manager := range u.config.Managers {
+	for _, manager := range u.managers() {
 		if !slices.Contains(managers, manager) {
 			managers = append(managers, manager)
 		}

@@ -16,6 +16,9 @@ const Version = 4
 // Changes is the first version with orders that contain only changes.
 const Changes = 4
 
+// LeaderHeader is the header by which a manager that does not lead names the URL of the one that leads.
+const LeaderHeader = "Watari-Leader"
+
 // VolumeStep is the step, in bytes, to which hosts round up what a volume uses of their disks (VolumeObserved.used_bytes). After
 // each change of a report the manager decides anew.
 const VolumeStep = 64 << 20

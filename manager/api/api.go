@@ -32,6 +32,15 @@ import (
 // DefaultPrefix is the prefix from which each cluster gets its own, a /24 or larger.
 var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
 
+// ParsePrefix parses a prefix from which clusters get theirs.
+func ParsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil || !prefix.Addr().Is4() || prefix.Bits() < 8 || prefix.Bits() > 24 {
+		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 prefix of /8 to /24, as in %s", text, DefaultPrefix)
+	}
+	return prefix, nil
+}
+
 // Options are the API's dependencies and settings. All but Began, Prefix, Version and Log are needed.
 type Options struct {
 	Store     *store.Store

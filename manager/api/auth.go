@@ -14,6 +14,7 @@ import (
 	"watari/ca"
 	"watari/core"
 	"watari/hostlink"
+	"watari/internal/protocol"
 	"watari/manager/store"
 	"watari/manager/view"
 
@@ -256,7 +257,9 @@ func (s *Server) mustLead(ctx context.Context) error {
 		return fail(connect.CodeUnavailable, "this manager does not lead: %v", err)
 	}
 	if leader := s.Store.Snapshot().Leader; leader != "" {
-		return fail(connect.CodeUnavailable, "this manager does not lead; the last to lead is %s", leader)
+		err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager does not lead; the last to lead is %s", leader))
+		err.Meta().Set(protocol.LeaderHeader, leader)
+		return err
 	}
 	return fail(connect.CodeUnavailable, "no manager leads yet")
 }

@@ -15,6 +15,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/internal/protocol"
 )
 
 // base is the URL of requests. The transport finds the address.
@@ -55,12 +56,12 @@ func (c *Client) Advertised(ctx context.Context) string {
 }
 
 // OpenJoin returns a client with a token instead of a certificate, for getting a certificate.
-func OpenJoin(manager string, token ca.Token) (watariv1connect.JoinServiceClient, error) {
-	transport, err := newTransport([]string{manager}, ca.JoinTLS(token))
+func OpenJoin(managers []string, token ca.Token) (watariv1connect.JoinServiceClient, error) {
+	transport, err := newTransport(managers, ca.JoinTLS(token))
 	if err != nil {
 		return nil, err
 	}
-	return watariv1connect.NewJoinServiceClient(&http.Client{Transport: transport}, base), nil
+	return watariv1connect.NewJoinServiceClient(&http.Client{Transport: transport}, base, connect.WithInterceptors(nextManager(transport))), nil
 }
 
 // renewTimeout limits the renewal of a certificate. The waiting command could do without it.
@@ -93,7 +94,16 @@ func (c *Client) HTTP() *http.Client { return c.http }
 // URL returns the URL of a path at the manager, for HTTP.
 func (c *Client) URL(path string) string { return base + path }
 
-// nextManager repeats a call with the next manager if no manager, or none that leads, has answered.
+// leaderOf returns the URL of the leading manager that an error names, or "".
+func leaderOf(err error) string {
+	if refused := (*connect.Error)(nil); errors.As(err, &refused) {
+		return refused.Meta().Get(protocol.LeaderHeader)
+	}
+	return ""
+}
+
+// nextManager repeats a call with the next manager if no manager, or none that leads, has answered. If the one that answered names
+// the leader, the leader is next.
 func nextManager(transport *transport) connect.UnaryInterceptorFunc {
 	return func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
@@ -102,7 +112,7 @@ func nextManager(transport *transport) connect.UnaryInterceptorFunc {
 				if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
 					return response, err
 				}
-				transport.rotate()
+				transport.rotate(leaderOf(err))
 				if unreachable := (*Unreachable)(nil); errors.As(err, &unreachable) || attempt >= len(transport.addresses) {
 					return response, err // all managers were tried
 				}

@@ -62,25 +62,33 @@ func plainReason(err error) string {
 
 // transport sends requests to a manager that accepts connections, and remembers which one did.
 type transport struct {
-	managers  []string // URLs
-	addresses []string // host:port, one for each
-	tls       *tls.Config
+	tls *tls.Config
 
-	mu      sync.Mutex
-	first   int             // index of the manager to try first
-	current *http.Transport // nil: made when needed
+	mu        sync.Mutex
+	managers  []string        // URLs
+	addresses []string        // host:port, one for each
+	first     int             // index of the manager to try first
+	current   *http.Transport // nil: made when needed
 }
 
 func newTransport(managers []string, options *tls.Config) (*transport, error) {
-	t := &transport{managers: managers, tls: options}
+	t := &transport{tls: options}
 	for _, manager := range managers {
-		parsed, err := url.Parse(manager)
-		if err != nil || parsed.Scheme != "https" || parsed.Hostname() == "" || parsed.Port() == "" {
+		if !t.add(manager) {
 			return nil, fmt.Errorf("manager %q: give it as https://host:port, as in https://192.0.2.1:7070", manager)
 		}
-		t.addresses = append(t.addresses, parsed.Host)
 	}
 	return t, nil
+}
+
+// add adds a manager. It returns false if this is no manager's URL. t.mu is held.
+func (t *transport) add(manager string) bool {
+	parsed, err := url.Parse(manager)
+	if err != nil || parsed.Scheme != "https" || parsed.Hostname() == "" || parsed.Port() == "" {
+		return false
+	}
+	t.managers, t.addresses = append(t.managers, manager), append(t.addresses, parsed.Host)
+	return true
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -104,12 +112,17 @@ func (t *transport) use() *http.Transport {
 	return t.current
 }
 
-// rotate makes the next request use a new connection, to the next manager if there are several. Current streams end by
-// themselves.
-func (t *transport) rotate() {
+// rotate makes the next request use a new connection, to the leader if it is known, else to the next manager if there are several.
+// Current streams end by themselves.
+func (t *transport) rotate(leader string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.first = (t.first + 1) % len(t.addresses)
+	if known := slices.Index(t.managers, leader); known >= 0 {
+		t.first = known
+	} else if t.add(leader) {
+		t.first = len(t.managers) - 1
+	}
 	if t.current != nil {
 		t.current.CloseIdleConnections()
 		t.current = nil
@@ -119,19 +132,19 @@ func (t *transport) rotate() {
 // dial connects to the first manager that accepts a connection.
 func (t *transport) dial(ctx context.Context, network, _ string) (net.Conn, error) {
 	t.mu.Lock()
-	first := t.first
+	first, managers, addresses := t.first, t.managers, t.addresses
 	t.mu.Unlock()
 	failed := &Unreachable{}
-	for i := range t.addresses {
-		index := (first + i) % len(t.addresses)
-		connection, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, t.addresses[index])
+	for i := range addresses {
+		index := (first + i) % len(addresses)
+		connection, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, addresses[index])
 		if err == nil {
 			t.mu.Lock()
 			t.first = index
 			t.mu.Unlock()
 			return connection, nil
 		}
-		failed.Managers = append(failed.Managers, t.managers[index])
+		failed.Managers = append(failed.Managers, managers[index])
 		failed.Reasons = append(failed.Reasons, err)
 	}
 	return nil, failed

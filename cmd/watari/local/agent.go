@@ -33,12 +33,15 @@ func (u *up) startAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	manager, err := u.admit(ctx)
+	managers, err := u.admit(ctx)
 	if err != nil {
 		return err
 	}
-	spec.Command = []string{path, "--manager", manager, "--token-file", u.tokenFile(), "--state", u.agentState(),
+	spec.Command = []string{path, "--token-file", u.tokenFile(), "--state", u.agentState(),
 		"--run", defaultRun, "--name", u.Name, "--libvirt", libvirtURI}
+	for _, manager := range managers {
+		spec.Command = append(spec.Command, "--manager", manager)
+	}
 	if u.LANAddress != "" { // otherwise the agent finds it, also when it changes
 		spec.Command = append(spec.Command, "--lan-address", u.LANAddress)
 	}
@@ -78,41 +81,41 @@ func (u *up) startAgent(ctx context.Context) error {
 	return u.awaitAgent(ctx, process, before)
 }
 
-// admit makes sure that the agent can join: it has a valid certificate or a token. It returns the manager's URL.
-func (u *up) admit(ctx context.Context) (manager string, err error) {
+// admit makes sure that the agent can join: it has a valid certificate or a token. It returns the managers' URLs.
+func (u *up) admit(ctx context.Context) (managers []string, err error) {
 	if u.Manager != "" {
-		return u.Manager, u.admitElsewhere(ctx)
+		return u.managers(), u.admitElsewhere(ctx)
 	}
 	c, err := u.open()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	config, err := client.Load(u.adminConfig())
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	known, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
 	if err != nil {
-		return "", fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
+		return nil, fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
 	}
 	if i := slices.IndexFunc(known.Msg.Hosts, func(host *v1.Host) bool { return host.GetMeta().GetName() == u.Name }); i >= 0 {
 		if u.hasCertificate() {
-			return config.Managers[0], u.certifyAgain(ctx, c, known.Msg.Hosts[i])
+			return config.Managers, u.certifyAgain(ctx, c, known.Msg.Hosts[i])
 		}
 		if _, err := os.Stat(u.tokenFile()); err == nil { // of an earlier `up` that was killed
-			return config.Managers[0], nil
+			return config.Managers, nil
 		}
 	}
 	if u.hasCertificate() {
 		if err := u.forgetCertificate(); err != nil { // the certificate of a host that was removed
-			return "", err
+			return nil, err
 		}
 	}
 	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: u.Site}))
 	if err != nil {
-		return "", fmt.Errorf("make a token for host %s: %w", u.Name, err)
+		return nil, fmt.Errorf("make a token for host %s: %w", u.Name, err)
 	}
-	return config.Managers[0], u.writeToken(response.Msg.Token)
+	return config.Managers, u.writeToken(response.Msg.Token)
 }
 
 // certifyAgain lets the agent get another certificate, if its certificate was revoked.

@@ -35,13 +35,32 @@ const (
 	known
 )
 
-// recognized asks the manager, with the agent's certificate, whether it knows this host.
-func (u *up) recognized(ctx context.Context) (recognition, string) {
+// managers returns the URLs of the managers on other machines.
+func (u *up) managers() (list []string) {
+	for _, manager := range strings.Split(u.Manager, ",") {
+		list = append(list, strings.TrimRight(strings.TrimSpace(manager), "/"))
+	}
+	return list
+}
+
+// recognized asks the managers, with the agent's certificate, whether they know this host. The first clear answer counts.
+func (u *up) recognized(ctx context.Context) (answer recognition, why string) {
+	for _, manager := range u.managers() {
+		var reason string
+		if answer, reason = u.recognizedBy(ctx, manager); answer != unclear {
+			return answer, reason
+		}
+		why = strings.TrimPrefix(why+"; "+reason, "; ")
+	}
+	return unclear, why
+}
+
+func (u *up) recognizedBy(ctx context.Context, manager string) (recognition, string) {
 	var pem [3][]byte
 	for i, name := range []string{"ca.pem", "certificate.pem", "key.pem"} {
 		var err error
 		if pem[i], err = os.ReadFile(filepath.Join(u.agentPKI(), name)); err != nil {
-			return unclear, "joining " + u.Manager
+			return unclear, "joining " + manager
 		}
 	}
 	options, err := ca.ClientTLS(pem[0], pem[1], pem[2])
@@ -52,7 +71,7 @@ func (u *up) recognized(ctx context.Context) (recognition, string) {
 	defer transport.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(u.Manager, "/")+noBlob, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, manager+noBlob, nil)
 	if err != nil {
 		return refused, err.Error()
 	}
@@ -67,7 +86,7 @@ func (u *up) recognized(ctx context.Context) (recognition, string) {
 		if verdict := (*net.OpError)(nil); errors.As(err, &verdict) && verdict.Op == "remote error" { // a TLS alert
 			return refused, verdict.Err.Error()
 		}
-		return unclear, fmt.Sprintf("%s does not answer: %v", u.Manager, err)
+		return unclear, fmt.Sprintf("%s does not answer: %v", manager, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusNotFound {
@@ -76,7 +95,7 @@ func (u *up) recognized(ctx context.Context) (recognition, string) {
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
 	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // without the next step, which is added here
 	if response.StatusCode != http.StatusUnauthorized {
-		return unclear, fmt.Sprintf("%s answers %s: %s", u.Manager, response.Status, why)
+		return unclear, fmt.Sprintf("%s answers %s: %s", manager, response.Status, why)
 	}
 	return refused, why
 }

@@ -49,8 +49,10 @@ type options struct {
 	OwnerGuest string `json:"owner_guest,omitempty"`
 	Listen     string `json:"listen,omitempty"`
 	NoAgent    bool   `json:"no_agent,omitempty"`
-	NoSharing  bool   `json:"no_sharing,omitempty"`
-	Metrics    bool   `json:"metrics,omitempty"`
+	// Prefix is the IPv4 prefix of which each cluster gets a part; empty: the manager's default.
+	Prefix    string `json:"prefix,omitempty"`
+	NoSharing bool   `json:"no_sharing,omitempty"`
+	Metrics   bool   `json:"metrics,omitempty"`
 	// Secret is the path of a file with a secret that encrypts the authority's key; empty: none.
 	Secret string `json:"secret,omitempty"`
 	// AuditSyslog is the syslog server that also gets the audit log; empty: none.
@@ -63,7 +65,7 @@ type options struct {
 
 // ofManager returns the manager's options.
 func (o options) ofManager() options {
-	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Secret: o.Secret, AuditSyslog: o.AuditSyslog,
+	return options{Listen: o.Listen, Prefix: o.Prefix, NoSharing: o.NoSharing, Metrics: o.Metrics, Secret: o.Secret, AuditSyslog: o.AuditSyslog,
 		Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
 }
 

@@ -67,6 +67,7 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		{options{Name: "k1", OwnerGuest: "watari-md-0"}, "", "guest of Watari"},
 		{options{Name: "k1", Manager: "https://m:1", NoAgent: true}, "", "nothing to start"},
 		{options{Name: "k1"}, "watari1.x.y", "needs --manager"},
+		{options{Name: "k1", Prefix: "10.78.0.0/30"}, "", "is not an IPv4 prefix"},
 		{options{Name: "k1", Manager: "https://m:1"}, "junk", "not a token"},
 	} {
 		u := &up{layout: layout{t.TempDir()}, token: one.token}

@@ -30,6 +30,9 @@ func (u *up) startManager(ctx context.Context) error {
 	spec := u.manager()
 	spec.Command = []string{self, "manager", "--state", filepath.Join(u.state, "manager"), "--listen", u.Listen}
 	spec.Command = append(spec.Command, u.Outside.arguments()...)
+	if u.Prefix != "" {
+		spec.Command = append(spec.Command, "--prefix", u.Prefix)
+	}
 	if u.NoSharing {
 		spec.Command = append(spec.Command, "--no-sharing")
 	}

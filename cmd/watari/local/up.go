@@ -20,6 +20,7 @@ import (
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/progress"
 	"watari/internal/qemuprocesses"
+	"watari/manager/api"
 	"watari/manager/auditlog"
 )
 
@@ -69,7 +70,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	}
 	var asked options
 	flags := command.Flags()
-	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running a manager")
+	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running a manager; of several managers, all URLs, with commas between them")
 	flags.StringVar(&u.token, "token", "", "token for joining, from \"watari token create --host\"")
 	flags.StringVar(&asked.Site, "site", "", "site of this host (default: "+defaultSite+", or the token's)")
 	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
@@ -84,6 +85,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests")
 	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
 	flags.BoolVar(&asked.Metrics, "metrics", false, "serve metrics for Prometheus on this machine: the manager's at http://"+managerMetrics+"/metrics, the agent's at http://"+agentMetrics+"/metrics")
+	flags.StringVar(&asked.Prefix, "prefix", "", "IPv4 prefix of which each new cluster gets a /24 or more for its guests (default: "+api.DefaultPrefix.String()+"); hosts do not reach other machines with such addresses")
 	flags.StringVar(&asked.Secret, "authority-secret", "", "path of a file with a secret that encrypts the authority's key in the manager's state; \"\": none")
 	flags.StringVar(&asked.AuditSyslog, "audit-syslog", "", "syslog server to which the manager sends the audit log, too: local, udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH; \"\": none")
 	flags.StringVar(&asked.Fence, "fence", "", "path of a program that the manager runs, with a host's name, to switch off a host with guests that does not answer; \"\": none")
@@ -130,6 +132,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"dial-only":        func() { u.DialOnly = asked.DialOnly },
 		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
 		"metrics":          func() { u.Metrics = asked.Metrics },
+		"prefix":           func() { u.Prefix = asked.Prefix },
 		"authority-secret": func() {
 			if u.Secret = asked.Secret; u.Secret != "" {
 				u.Secret, err = filepath.Abs(u.Secret)
@@ -192,6 +195,11 @@ func (u *up) check() error {
 	if u.OwnerGuest != "" {
 		if err := qemuprocesses.CheckDomain(u.OwnerGuest); err != nil {
 			return cli.Usagef("--owner-guest %v", err)
+		}
+	}
+	if u.Prefix != "" {
+		if _, err := api.ParsePrefix(u.Prefix); err != nil {
+			return cli.Usagef("--prefix %v", err)
 		}
 	}
 	if _, _, err := net.SplitHostPort(u.Listen); err != nil {

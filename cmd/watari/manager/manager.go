@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"watari/ca"
 	"watari/internal/logfile"
 	daemon "watari/manager"
+	"watari/manager/api"
 	"watari/manager/auditlog"
 )
 
@@ -55,7 +55,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
 	set.StringVar(&f.config.AdminConfig, "admin-config", "", "path of the client config that is written for the first administrator (default: admin.json beside --state)")
 	set.StringVar(&f.config.Blobs, "blobs", "", "directory with the content of images, shared by several managers (default: blobs in --state)")
-	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix from which each cluster gets a /24 or larger")
+	set.StringVar(&f.prefix, "prefix", api.DefaultPrefix.String(), "IPv4 prefix from which each cluster gets a /24 or larger")
 	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "do not share images and templates between hosts")
 	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
@@ -144,8 +144,8 @@ func (f *flags) run(ctx context.Context) error {
 	}
 	f.config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	var err error
-	if f.config.Prefix, err = netip.ParsePrefix(f.prefix); err != nil || !f.config.Prefix.Addr().Is4() || f.config.Prefix.Bits() > 24 {
-		return fmt.Errorf("--prefix %q is not an IPv4 prefix of /24 or more", f.prefix)
+	if f.config.Prefix, err = api.ParsePrefix(f.prefix); err != nil {
+		return fmt.Errorf("--prefix %w", err)
 	}
 	if f.config.EtcdTLS, err = f.etcdTLS(); err != nil {
 		return err

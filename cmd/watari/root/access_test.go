@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/stub"
 	"watari/cmd/watari/root"
+	"watari/internal/protocol"
 )
 
 // command runs watari with a config at a path.
@@ -60,6 +62,24 @@ func TestEachManagerIsTried(t *testing.T) {
 	gone.Stop()
 	if result := command(t, save(t, config), "host", "list"); result.Status != 0 {
 		t.Errorf("%+v", result)
+	}
+}
+
+// A manager that stands by names the leader, which the client config need not list.
+func TestTheLeaderThatAManagerNamesIsAsked(t *testing.T) {
+	manager := &stub.Manager{}
+	var asked atomic.Int32
+	manager.Unary = func(ctx context.Context, request any) (any, error) {
+		if asked.Add(1) > 1 {
+			return answers(ctx, request)
+		}
+		err := connect.NewError(connect.CodeUnavailable, errors.New("this manager does not lead"))
+		err.Meta().Set(protocol.LeaderHeader, strings.Replace(manager.URL(), "127.0.0.1", "localhost", 1))
+		return nil, err
+	}
+	manager.Start(t)
+	if result := command(t, save(t, manager.Config()), "host", "list"); result.Status != 0 || asked.Load() != 2 {
+		t.Errorf("%+v, asked %d times", result, asked.Load())
 	}
 }
 

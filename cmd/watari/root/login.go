@@ -18,7 +18,8 @@ import (
 )
 
 func newLogin(env *cli.Env) *cobra.Command {
-	var manager, token string
+	var managers []string
+	var token string
 	command := &cobra.Command{
 		Use:   "login --manager URL --token TOKEN",
 		Short: "Get a certificate from a manager with a token",
@@ -29,16 +30,16 @@ func newLogin(env *cli.Env) *cobra.Command {
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			return login(ctx, env, manager, token)
+			return login(ctx, env, managers, token)
 		}),
 	}
-	command.Flags().StringVar(&manager, "manager", "", "the manager's URL, as in https://192.0.2.1:7070")
+	command.Flags().StringSliceVar(&managers, "manager", nil, "the manager's URL, as in https://192.0.2.1:7070; of several managers, all, with commas between them")
 	command.Flags().StringVar(&token, "token", "", "the token; - to read it from standard input")
 	return command
 }
 
-func login(ctx context.Context, env *cli.Env, manager, text string) error {
-	if manager == "" || text == "" {
+func login(ctx context.Context, env *cli.Env, managers []string, text string) error {
+	if len(managers) == 0 || text == "" {
 		return cli.Usagef("watari login needs --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
 	}
 	if text == "-" {
@@ -58,9 +59,9 @@ func login(ctx context.Context, env *cli.Env, manager, text string) error {
 			return err
 		}
 	}
-	config, name, err := join(ctx, manager, token)
+	config, name, err := join(ctx, managers, token)
 	if err != nil {
-		return fmt.Errorf("log in at %s: %w", manager, err)
+		return fmt.Errorf("log in at %s: %w", strings.Join(managers, ", "), err)
 	}
 	if err := os.Rename(path, path+".old"); err == nil {
 		env.Notef("the old config is kept as %s.old", path)
@@ -73,8 +74,11 @@ func login(ctx context.Context, env *cli.Env, manager, text string) error {
 }
 
 // join exchanges a token for a certificate.
-func join(ctx context.Context, manager string, token ca.Token) (*client.Config, string, error) {
-	joiner, err := client.OpenJoin(manager, token)
+func join(ctx context.Context, managers []string, token ca.Token) (*client.Config, string, error) {
+	for i := range managers {
+		managers[i] = strings.TrimRight(managers[i], "/")
+	}
+	joiner, err := client.OpenJoin(managers, token)
 	if err != nil {
 		return nil, "", cli.Usagef("%v", err)
 	}
@@ -92,6 +96,6 @@ func join(ctx context.Context, manager string, token ca.Token) (*client.Config, 
 	if err := token.CheckAuthority(response.Msg.CaCertificate); err != nil {
 		return nil, "", err
 	}
-	return &client.Config{Managers: []string{strings.TrimRight(manager, "/")}, CA: string(response.Msg.CaCertificate),
+	return &client.Config{Managers: managers, CA: string(response.Msg.CaCertificate),
 		Certificate: string(response.Msg.Certificate), Key: string(key)}, response.Msg.Name, nil
 }
