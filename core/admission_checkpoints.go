@@ -162,9 +162,12 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 	if of := originOf(a.Objects, c); of != nil && restoring(of) && of.GetRestore().CheckpointUid == c.Meta.Uid {
 		return change, precondition("%s is being restored from checkpoint %s; delete it afterwards", of.GetMeta().Name, name)
 	}
+	if of := originOf(a.Objects, c); of != nil {
+		change.write(Expect, of) // a restore from the checkpoint may just begin
+	}
 	switch {
 	case c.Meta.Deleting != nil:
-		return change, nil
+		return Change{}, nil
 	case checkpoint.Ended(c.State) && !needed(c, maps.Values(a.Checkpoints)):
 		change.write(Delete, proto.CloneOf(c))
 	case checkpoint.Ended(c.State): // it is deleted when no other checkpoint builds on it
@@ -172,7 +175,7 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 		c.Meta.Deleting = timestamppb.New(a.Now)
 		change.write(Update, c)
 	case c.Cancel:
-		return change, nil
+		return Change{}, nil
 	default:
 		c = proto.CloneOf(c)
 		c.Cancel, c.Meta.Deleting = true, timestamppb.New(a.Now)

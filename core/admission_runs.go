@@ -22,6 +22,7 @@ const (
 	maxUnended   = 200       // runs of a cluster that have not ended; each is driven separately
 	maxRequestID = 64        // bytes
 	maxSignal    = 64
+	maxRunSpecs  = 32 << 20 // bytes of all runs of a user that are kept: they fill the store
 )
 
 // endingSignals cancel a run that does not run yet: SIGHUP, SIGINT, SIGQUIT, SIGKILL and SIGTERM. Other signals have a
@@ -104,6 +105,15 @@ func (a *Admission) runnable(cluster *v1.Cluster, spec *v1.RunSpec) error {
 	if unended(a.Objects, spec.Cluster) >= maxUnended {
 		return refuse(Exhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)", spec.Cluster, maxUnended)
 	}
+	kept := proto.Size(spec)
+	for _, run := range a.Runs {
+		if run.Meta.OwnerUid == a.Caller.UID {
+			kept += proto.Size(run.Spec)
+		}
+	}
+	if kept > maxRunSpecs {
+		return refuse(Exhausted, "the commands and environments of user %s's runs have more than %s; remove some (`watari run remove`)", a.Caller.Name, humanize.IBytes(maxRunSpecs))
+	}
 	limit := a.Users[cluster.Meta.Owner].GetQuota().GetRuns()
 	if have := unendedOf(a.Objects, cluster.Meta.Owner); limit > 0 && have >= int(limit) {
 		return refuse(Exhausted, "the quota of user %s is %s that have not ended, and there are %d; wait for some, cancel them (`watari run list`), "+
@@ -174,18 +184,26 @@ func checkTransport(s *Objects, cluster *v1.Cluster, transport v1.Transport) err
 	return nil
 }
 
+// maxRunNumber bounds the number in names of runs that count for the next one's: users may choose any name.
+const maxRunNumber = 1 << 30
+
 // freeRunName returns <cluster>-run-<n>, n above that of every run kept.
 func freeRunName(s *Objects, cluster string) string {
 	last := 0
 	for name := range s.Runs {
 		var n int
 		if rest, found := strings.CutPrefix(name, cluster+"-run-"); found {
-			if _, err := fmt.Sscanf(rest, "%d", &n); err == nil {
+			if _, err := fmt.Sscanf(rest, "%d", &n); err == nil && n < maxRunNumber {
 				last = max(last, n)
 			}
 		}
 	}
-	return fmt.Sprintf("%s-run-%d", cluster, last+1)
+	for {
+		last++
+		if name := fmt.Sprintf("%s-run-%d", cluster, last); s.Runs[name] == nil {
+			return name
+		}
+	}
 }
 
 // StartRun starts a run that was created with hold.

@@ -103,6 +103,36 @@ func TestBoundsOfRuns(t *testing.T) {
 	}
 }
 
+// A name that somebody has chosen does not use up the numbers.
+func TestARunsNumberIsFree(t *testing.T) {
+	a := ready()
+	for _, name := range []string{"md-run-9223372036854775807", "md-run-1073741824", "md-run-7", "md-run-x"} {
+		a.Runs[name] = &v1.Run{Meta: &v1.Meta{Name: name, Owner: "bob"}, Spec: &v1.RunSpec{Cluster: "lu"}}
+	}
+	if _, name, err := a.CreateRun(runRequest("")); err != nil || name != "md-run-8" {
+		t.Errorf("%s, %v", name, err)
+	}
+}
+
+// The commands of a user's runs do not fill the store.
+func TestTheCommandsOfAUsersRunsAreBounded(t *testing.T) {
+	large := []string{strings.Repeat("x", maxRunSpec-100)}
+	for owner, kept := range map[string]bool{"bob": true, "u1": false} {
+		a := ready()
+		a.Caller = Caller{Name: "ann", UID: "u1"}
+		for i := range maxRunSpecs / maxRunSpec {
+			name := fmt.Sprint("r", i)
+			a.Runs[name] = &v1.Run{Meta: &v1.Meta{Name: name, OwnerUid: owner}, Spec: &v1.RunSpec{Cluster: "lu", Command: large}, State: v1.RunState_RUN_STATE_EXITED}
+		}
+		c, _, err := a.CreateRun(runRequest("", func(r *v1.CreateRunRequest) { r.Spec.Command = large }))
+		if kept && err != nil {
+			t.Error(err)
+		} else if !kept {
+			refused(t, c, err, Exhausted, "the commands and environments of user ann's runs have more than 32 MiB; remove some")
+		}
+	}
+}
+
 // Who asks for a run again by its name, follows it. He would take an old result for a new one if it had ended.
 func TestANameIsOneRunUntilThatHasEnded(t *testing.T) {
 	a := ready()

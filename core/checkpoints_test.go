@@ -174,6 +174,9 @@ func TestAPlannedCheckpointThatWasCancelledIsNotMadeAgainAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !slices.ContainsFunc(change.Ops, func(op Op) bool { return op.Kind == Expect && op.Object.GetMeta().Name == "md" }) {
+		t.Error("it does not expect the cluster as it is: a restore may begin at the same time")
+	}
 	h.objects = h.objects.Apply(change)
 	h.pass(time.Second)
 	h.ask(func(a *Admission) (Change, error) { a.Caller.Admin = true; return a.DeleteCheckpoint("md-c1") })

@@ -685,6 +685,40 @@ func TestImagesArePrivateUnlessPublished(t *testing.T) {
 	}
 }
 
+// Hosts start guests by the digest of an image's content. Who registers the same content with other facts must not change how they
+// start.
+func TestTheSameContentHasTheSameFacts(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	list, err := r.admin.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: "mpi"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bob, _ := r.user("bob", nil)
+	create := func(change func(*v1.Image)) error {
+		image := proto.CloneOf(list.Msg.Images[0])
+		image.Meta = &v1.Meta{Name: "zz"}
+		change(image)
+		_, err := bob.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+		return err
+	}
+	for _, change := range []func(i *v1.Image){
+		func(i *v1.Image) {
+			if i.RootType = "erofs"; list.Msg.Images[0].RootType == "erofs" {
+				i.RootType = "squashfs"
+			}
+		},
+		func(i *v1.Image) { i.Mpi = []string{"other"} },
+		func(i *v1.Image) { i.Pm = !i.Pm },
+	} {
+		wantCode(t, create(change), connect.CodeAlreadyExists, "an image of user admin has the same content")
+	}
+	wantCode(t, create(func(i *v1.Image) { i.Source = strings.Repeat("x", 16<<10) }), connect.CodeInvalidArgument, "at most 16 KiB")
+	if err := create(func(i *v1.Image) { i.Source = "the same" }); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAnImageThatClustersUseIsNotReplaced(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
 	r.image("mpi")

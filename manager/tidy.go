@@ -99,12 +99,12 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 
 // oldRuns returns the ended runs that exceed keepRuns.
 func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
-	type kept struct{ cluster, owner string }
+	type kept struct{ cluster, owner string } // uids
 	ended := map[kept][]*v1.Run{}
 	for _, r := range snap.Runs {
-		of := kept{cluster: r.Spec.GetCluster()}
-		if snap.Clusters[of.cluster] == nil {
-			of = kept{owner: r.Meta.Owner}
+		of := kept{owner: r.Meta.OwnerUid}
+		if c := snap.Clusters[r.Spec.GetCluster()]; c != nil && core.IsRunOf(r, c) { // not of an earlier cluster with this name
+			of = kept{cluster: c.Meta.Uid}
 		}
 		if core.RunEnded(r.State) {
 			ended[of] = append(ended[of], r)

@@ -3,6 +3,7 @@ package manager
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,16 +14,18 @@ import (
 )
 
 func TestRunsAreKeptUpToANumber(t *testing.T) {
-	snap := &store.Snapshot{Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md"}}}, Runs: map[string]*v1.Run{}}
+	snap := &store.Snapshot{Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md", Uid: "md-uid"}}}, Runs: map[string]*v1.Run{}}
 	add := func(cluster, owner string, n int, state v1.RunState) {
+		cluster, uid, _ := strings.Cut(cluster, "/")
 		for i := range n {
-			name := fmt.Sprintf("%s-%s-%d", cluster, state, i)
-			snap.Runs[name] = &v1.Run{Meta: &v1.Meta{Name: name, Owner: owner, Created: timestamppb.New(time.Unix(int64(i), 0))},
-				Spec: &v1.RunSpec{Cluster: cluster}, State: state}
+			name := fmt.Sprintf("%s-%s-%s-%d", cluster, uid, state, i)
+			snap.Runs[name] = &v1.Run{Meta: &v1.Meta{Name: name, Owner: owner, OwnerUid: owner, Created: timestamppb.New(time.Unix(int64(i), 0))},
+				Spec: &v1.RunSpec{Cluster: cluster}, ClusterUid: uid, State: state}
 		}
 	}
-	add("md", "ann", keepRuns+1, v1.RunState_RUN_STATE_EXITED)
-	add("md", "ann", keepRuns, v1.RunState_RUN_STATE_RUNNING)
+	add("md/md-uid", "ann", keepRuns+1, v1.RunState_RUN_STATE_EXITED)
+	add("md/earlier", "eve", keepRuns, v1.RunState_RUN_STATE_EXITED) // of an earlier cluster with this name, of another user
+	add("md/md-uid", "ann", keepRuns, v1.RunState_RUN_STATE_RUNNING)
 	add("gone1", "bob", keepRuns/2, v1.RunState_RUN_STATE_FAILED)
 	add("gone2", "bob", keepRuns/2+1, v1.RunState_RUN_STATE_EXITED)
 	add("gone3", "ann", keepRuns, v1.RunState_RUN_STATE_EXITED)

@@ -52,8 +52,20 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 		if err := imageQuota(callerOf(ctx), snap, sizesOf(image)); err != nil {
 			return nil, connect.NewError(connect.CodeResourceExhausted, err)
 		}
+		if err := sameFacts(image, snap.Images); err != nil {
+			return nil, err
+		}
 		have := snap.Images[image.Meta.Name]
 		if have == nil {
+			mine := 0
+			for _, other := range snap.Images {
+				if other.Meta.OwnerUid == image.Meta.OwnerUid {
+					mine++
+				}
+			}
+			if mine >= mostImages {
+				return nil, fail(connect.CodeResourceExhausted, "user %s has %d images; remove some", image.Meta.Owner, mine)
+			}
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
 		}
 		if have.Digest != image.Digest {
@@ -131,8 +143,11 @@ func (s *Server) roomForUploads(r *http.Request, sizes map[string]int64) error {
 	return imageQuota(callerOf(r.Context()), s.Store.Snapshot(), sizes)
 }
 
-// maxBlob bounds one part of an image, bytes.
-const maxBlob = 1 << 50
+const (
+	maxBlob        = 1 << 50  // bytes of one part of an image
+	maxImageRecord = 16 << 10 // bytes of an image's description, which is in the orders of each host with a guest of the image
+	mostImages     = 1000     // images of a user
+)
 
 // newImage checks a requested image and fills in the derived fields.
 func newImage(owner caller, asked *v1.Image) (*v1.Image, error) {
@@ -158,12 +173,28 @@ func newImage(owner caller, asked *v1.Image) (*v1.Image, error) {
 	if strings.ContainsAny(image.KernelArgs, "\n\x00") {
 		return bad("its kernel arguments have a line break")
 	}
+	if size := proto.Size(image); size > maxImageRecord {
+		return bad("the description has %s; at most %s", humanize.IBytes(uint64(size)), humanize.IBytes(maxImageRecord))
+	}
 	digest := imageDigest(image)
 	if image.Digest != "" && image.Digest != digest {
 		return bad("its digest is %s, and its parts make %s", image.Digest, digest)
 	}
 	image.Digest = digest
 	return image, nil
+}
+
+// sameFacts refuses an image whose content another image has with other facts. The digest does not have the facts, and hosts start
+// guests by digest.
+func sameFacts(image *v1.Image, images map[string]*v1.Image) error {
+	for _, name := range slices.Sorted(maps.Keys(images)) {
+		other := images[name]
+		if name != image.Meta.Name && other.Digest == image.Digest && (other.RootType != image.RootType || other.Pm != image.Pm || !slices.Equal(other.Mpi, image.Mpi)) {
+			return fail(connect.CodeAlreadyExists, "image %s: an image of user %s has the same content, but says of it: root %s, MPI %q, PM %t; "+
+				"build yours anew, or have an administrator remove that one", image.Meta.Name, other.Meta.Owner, other.RootType, other.Mpi, other.Pm)
+		}
+	}
+	return nil
 }
 
 // imageDigest is the SHA-256 of the blobs' digests and the kernel arguments, a line each.

@@ -123,12 +123,12 @@ func openOutput(dir string) (o output, err error) {
 		}
 		o[i] = &stream{file: file}
 		text, err := os.ReadFile(file.Name() + shiftSuffix)
-		if err == nil {
-			err = json.Unmarshal(text, &o[i].kept)
-		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			o.close()
 			return o, err
+		}
+		if err == nil && json.Unmarshal(text, &o[i].kept) != nil {
+			o[i].kept = shift{} // a power failure has damaged it; without it, some output may be stored twice
 		}
 	}
 	return o, nil
@@ -159,11 +159,7 @@ func (s *stream) keep(kept shift) error {
 	if err != nil {
 		return err
 	}
-	path := s.file.Name() + shiftSuffix
-	if err := os.WriteFile(path+".part", text, 0o600); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".part", path); err != nil {
+	if err := durable.WriteFile(s.file.Name()+shiftSuffix, text, 0o600); err != nil {
 		return err
 	}
 	s.kept = kept

@@ -88,6 +88,22 @@ func TestTheQuotaOfOutputIsForAllRunsOfAUser(t *testing.T) {
 	}
 }
 
+// A power failure may leave the file with a stream's shift empty.
+func TestOutputWhoseShiftIsDamagedIsStillKept(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, streams[0]+shiftSuffix), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := openOutput(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.close()
+	if err := out.write(&v1.AttachResponse{Stdout: []byte("more")}, func(uint64) error { return nil }); err != nil || out[0].at() != 4 {
+		t.Errorf("%v, at %d", err, out[0].at())
+	}
+}
+
 func TestOutputThatIsNotKeptMovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	open := func() output {

@@ -531,8 +531,9 @@ func (s *Sessions) Close() { s.reset(true) }
 
 func (s *Sessions) reset(close bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closeAll("")
 	s.hosts = map[string]*host{}
 	s.closed = s.closed || close
+	s.mu.Unlock()
+	s.notify() // those who follow changes have to turn to the leader
 }

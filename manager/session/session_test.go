@@ -554,6 +554,17 @@ func TestAHostWithoutACertificateGetsNoSession(t *testing.T) {
 	}
 }
 
+// Who follows what happens has to hear that this manager no longer leads, and ask the one that does.
+func TestAResetIsAChange(t *testing.T) {
+	l := newLab(t, nil)
+	l.sessions.Reset()
+	select {
+	case <-l.changed:
+	case <-time.After(5 * time.Second):
+		t.Error("nobody is told")
+	}
+}
+
 func TestAnAgentAcceptedJustBeforeAllIsResetDoesNotStay(t *testing.T) {
 	asked, answer := make(chan bool), make(chan bool)
 	l := newLab(t, func(ca.Identity) error {
