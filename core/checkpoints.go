@@ -320,8 +320,9 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 		c.Taken = now
 		for _, name := range sortedKeys(p.Objects.Runs) {
 			run := p.Objects.Runs[name]
-			if run.State == v1.RunState_RUN_STATE_RUNNING && !isSnapshot(c) && IsRunOf(run, p.Clusters[c.Cluster]) && run.Spec.GetCluster() == c.Cluster {
-				c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: run.Meta.Uid})
+			starting := run.State == v1.RunState_RUN_STATE_STARTING
+			if (starting || run.State == v1.RunState_RUN_STATE_RUNNING) && !isSnapshot(c) && IsRunOf(run, p.Clusters[c.Cluster]) && run.Spec.GetCluster() == c.Cluster {
+				c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: run.Meta.Uid, Starting: starting})
 			}
 		}
 	case v1.CheckpointState_CHECKPOINT_STATE_DONE:

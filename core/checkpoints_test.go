@@ -350,9 +350,10 @@ func TestGuestsOfARestoreSayForWhichOneTheyWait(t *testing.T) {
 // The processes of a run that was cancelled after the checkpoint are back with it.
 func TestRunsGoBackWithTheirCluster(t *testing.T) {
 	h := newHousehold(t, "", 1)
-	running, cancelled, failed := v1.RunState_RUN_STATE_RUNNING, v1.RunState_RUN_STATE_CANCELLED, v1.RunState_RUN_STATE_FAILED
+	running, cancelled, failed, starting := v1.RunState_RUN_STATE_RUNNING, v1.RunState_RUN_STATE_CANCELLED, v1.RunState_RUN_STATE_FAILED, v1.RunState_RUN_STATE_STARTING
+	h.objects.Clusters["md"].Restore = &v1.Restore{Id: "r1"}
 	for name, r := range map[string]*v1.Run{
-		"in": {State: running}, "in-cancel": {State: running, Cancel: true}, "in-cancelled": {State: cancelled, Cancel: true},
+		"in-starting": {State: failed}, "in": {State: running}, "in-cancel": {State: running, Cancel: true}, "in-cancelled": {State: cancelled, Cancel: true},
 		"new": {State: running}, "new-cancel": {State: running, Cancel: true}, "new-cancelled": {State: cancelled, Cancel: true},
 	} {
 		r.Meta, r.Spec, r.ClusterUid = &v1.Meta{Name: name, Uid: "uid-" + name}, &v1.RunSpec{Cluster: "md"}, "uid-md"
@@ -360,17 +361,61 @@ func TestRunsGoBackWithTheirCluster(t *testing.T) {
 	}
 	h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) {
 		for _, name := range []string{"in", "in-cancel", "in-cancelled"} {
-			c.Runs = append(c.Runs, &v1.CheckpointRun{Uid: "uid-" + name})
+			c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: "uid-" + name})
 		}
+		c.Runs = append(c.Runs, &v1.CheckpointRun{Run: "in-starting", Uid: "uid-in-starting", Starting: true},
+			&v1.CheckpointRun{Run: "removed", Uid: "uid-removed"}, &v1.CheckpointRun{Run: "in", Uid: "uid of an earlier one"})
 	})
+	cluster, from := h.objects.Clusters["md"], h.objects.Checkpoints["md-c1"]
 	p := &pass{Core: h.core, World: &World{Objects: h.objects, Now: h.now}}
 	var c Change
-	p.rewind(&c, h.objects.Clusters["md"], h.objects.Checkpoints["md-c1"])
+	if p.rewind(&c, cluster, from) {
+		t.Error("there is more")
+	}
+	if strays := p.strays(cluster, from); !slices.Equal(strays, []string{"uid-removed", "uid of an earlier one"}) {
+		t.Errorf("nobody ends %q, or too much", strays)
+	}
 	h.objects = h.objects.Apply(c)
-	for name, want := range map[string]v1.RunState{"in": running, "in-cancel": running, "in-cancelled": running, "new": failed, "new-cancel": cancelled, "new-cancelled": cancelled} {
-		if r := h.objects.Runs[name]; r.State != want || (r.Restores > 0) != (want == running) {
+	for name, want := range map[string]v1.RunState{"in-starting": starting, "in": running, "in-cancel": running, "in-cancelled": running, "new": failed, "new-cancel": cancelled, "new-cancelled": cancelled} {
+		if r := h.objects.Runs[name]; r.State != want || (r.Restores > 0) != (want == running || want == starting) {
 			t.Errorf("run %s is %s after %d restores, want %s", name, r.State, r.Restores, want)
 		}
+	}
+}
+
+// A store takes only so many changes at once. Each run goes back once, however many there are.
+func TestManyRunsGoBackWithTheirCluster(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.objects.Clusters["md"].Restore = &v1.Restore{Id: "r1"}
+	from := &v1.Checkpoint{Meta: &v1.Meta{Name: "md-c1"}}
+	for i := range 3 * mostRewound {
+		name := fmt.Sprint("r", i)
+		run := &v1.Run{Meta: &v1.Meta{Name: name, Uid: name}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{strings.Repeat("x", i*1000)}}, ClusterUid: "uid-md", State: v1.RunState_RUN_STATE_RUNNING}
+		if h.objects.Runs[name] = run; i%2 == 0 {
+			from.Runs = append(from.Runs, &v1.CheckpointRun{Run: name, Uid: name})
+		}
+	}
+	changes := 0
+	for more := true; more; changes++ {
+		p := &pass{Core: h.core, World: &World{Objects: h.objects, Now: h.now}}
+		var c Change
+		more = p.rewind(&c, h.objects.Clusters["md"], from)
+		bytes := 0
+		for _, op := range c.Ops {
+			bytes += proto.Size(op.Object)
+		}
+		if len(c.Ops) > mostRewound || bytes > mostRewoundBytes+10_000 {
+			t.Errorf("a change has %d objects and %d bytes", len(c.Ops), bytes)
+		}
+		h.objects = h.objects.Apply(c)
+	}
+	for name, r := range h.objects.Runs {
+		if is := r.State == v1.RunState_RUN_STATE_RUNNING; is != (r.Restores == 1) || r.Restores > 1 {
+			t.Errorf("run %s is %s after %d restores", name, r.State, r.Restores)
+		}
+	}
+	if changes < 7 {
+		t.Errorf("%d changes", changes)
 	}
 }
 

@@ -347,12 +347,17 @@ func (p *pass) restored(g *v1.Guest) bool {
 	return g.Host != "" && connected && p.current(g.Host) && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVED
 }
 
-// finishRestore ends a restore: the guests' grants let them run. Runs go back to how they were.
+// finishRestore ends a restore: the guests' grants let them run. Runs go back to how they were, in several changes if they are many.
 func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
-	update := proto.CloneOf(cluster)
-	update.Restore.State, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now)
-	update.LeftBehind = leftBehind(p.Objects, cluster, from)
 	var c Change
+	if more := p.rewind(&c, cluster, from); more {
+		c.write(Expect, cluster)
+		p.propose("restore of "+cluster.Meta.Name, c)
+		return
+	}
+	update := proto.CloneOf(cluster)
+	update.Restore.State, update.Restore.Ended, update.Restore.Strays = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now), p.strays(cluster, from)
+	update.LeftBehind = leftBehind(p.Objects, cluster, from)
 	c.write(Update, update)
 	c.write(Expect, from)
 	if v := p.Volumes[from.Volume.GetGuest()]; v != nil && v.Meta.Uid == from.Volume.GuestUid {
@@ -367,7 +372,6 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	for _, g := range p.index.guestsOf(cluster.Meta.Name) {
 		delete(p.avoid, g.Meta.Uid)
 	}
-	p.rewind(&c, cluster, from)
 	c.event(v1.Severity_SEVERITY_INFO, "cluster", cluster.Meta.Name, "goes on from checkpoint %s of %s", from.Meta.Name, from.Taken.AsTime().Format("2006-01-02 15:04:05 MST"))
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
@@ -379,13 +383,29 @@ func (p *pass) volumeIsBack(cluster *v1.Cluster) bool {
 	return v != nil && connected && volumeOn(report, v.Meta.Uid).GetRestored() == cluster.Restore.Id
 }
 
+// strays returns the uids of the runs that ran when a checkpoint was taken and were removed since then.
+func (p *pass) strays(cluster *v1.Cluster, from *v1.Checkpoint) (uids []string) {
+	for _, r := range from.Runs {
+		if run := p.Objects.Runs[r.Run]; run.GetMeta().GetUid() != r.Uid || !IsRunOf(run, cluster) {
+			uids = append(uids, r.Uid)
+		}
+	}
+	return uids
+}
+
+// One change rewinds so many runs, and so many bytes of their records: the store bounds what it writes at once.
+const (
+	mostRewound      = 40
+	mostRewoundBytes = 1 << 20
+)
+
 // rewind puts runs back to their states when a checkpoint was taken. Runs that ran then run again. Those that were cancelled
 // since then also do: their processes are back, and are ended like those of any run that is being cancelled. The processes of
-// all other runs are gone.
-func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
-	ran := map[string]bool{}
+// all other runs are gone. rewind reports whether there are more runs than one change may have.
+func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) (more bool) {
+	ran, rewound, bytes := map[string]*v1.CheckpointRun{}, 0, 0
 	for _, r := range from.Runs {
-		ran[r.Uid] = true
+		ran[r.Uid] = r
 	}
 	for _, name := range sortedKeys(p.Objects.Runs) {
 		run := p.Objects.Runs[name]
@@ -393,13 +413,22 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 			continue
 		}
 		began := run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING
-		update := proto.CloneOf(run)
+		then := ran[run.Meta.Uid]
 		switch {
-		case ran[run.Meta.Uid]:
+		case then != nil && run.Restore == cluster.Restore.GetId() && began, then == nil && !began:
+			continue
+		case rewound == mostRewound, rewound > 0 && bytes+proto.Size(run) > mostRewoundBytes:
+			return true
+		}
+		update := proto.CloneOf(run)
+		if rewound, bytes = rewound+1, bytes+proto.Size(run); then != nil {
 			update.State, update.Ended, update.ExitCode, update.Message = v1.RunState_RUN_STATE_RUNNING, nil, 0, ""
-			update.Restores++
+			if then.Starting {
+				update.State = v1.RunState_RUN_STATE_STARTING
+			}
+			update.Restores, update.Restore = update.Restores+1, cluster.Restore.GetId()
 			c.event(v1.Severity_SEVERITY_INFO, "run", name, "goes on from checkpoint %s", from.Meta.Name)
-		case began:
+		} else {
 			severity := v1.Severity_SEVERITY_ERROR
 			if run.Cancel {
 				severity = v1.Severity_SEVERITY_INFO
@@ -408,11 +437,10 @@ func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
 			update.Ended = timestamppb.New(p.Now)
 			update.Message = fmt.Sprintf("cluster %s went back to checkpoint %s, which was made before this run began", cluster.Meta.Name, from.Meta.Name)
 			c.event(severity, "run", name, "%s: %s", StateName(update.State.String()), update.Message)
-		default:
-			continue
 		}
 		c.write(Update, update)
 	}
+	return false
 }
 
 // restoreFailed proposes failRestore, unless a guest has been changed already.

@@ -48,6 +48,7 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		done <- err
 	}()
 	computing(t, time.Minute, "saved-during")
+	must(t, "run", "saved", "--name", "saved-removed", "--detach", "--", "sleep", "86399")
 	made := checkpointed(t, "saved")
 	t.Logf("checkpoint %s: guests were paused for %d ms", made.Meta.Name, made.StoodMs)
 	if !strings.HasSuffix(made.State, "_DONE") || len(made.Members) != 2 {
@@ -72,6 +73,12 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 	if v := made.Verification; !strings.HasSuffix(v.State, "_DONE") || !strings.HasPrefix(v.Guest, "saved-") {
 		t.Errorf("the verification is %+v", v)
 	}
+	// A restore brings back the program of a run that is removed now. No run controls it any more, so it is ended.
+	must(t, "run", "cancel", "saved-removed")
+	until(t, time.Minute, "the cancelled run is removed", func() (bool, string) {
+		out, err := shared.watari(patience, "run", "remove", "saved-removed")
+		return err == nil, out
+	})
 	// The next checkpoint is altered or truncated on all hosts, and then requested. The one before is used instead.
 	for _, damage := range []func(c savedCluster){
 		func(c savedCluster) { alter(t, c, 1, c.Members[1].File.Hosts) },
@@ -87,6 +94,10 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		until(t, time.Minute, "the restored guest has a new certificate", func() (bool, string) {
 			now, err := shared.watari(patience, "guest", "exec", "saved-0", "--", "cat", certificate)
 			return err == nil && now != saved, fmt.Sprint(err)
+		})
+		until(t, time.Minute, "the program of the removed run is ended", func() (bool, string) {
+			out, err := shared.watari(patience, "guest", "exec", "saved-0", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
+			return err == nil && !strings.Contains(out, "sleep 86399"), out
 		})
 		if now := decoded[savedCluster](t, "checkpoint", "show", damaged.Meta.Name); !strings.HasSuffix(now.State, "_DAMAGED") {
 			t.Errorf("the damaged checkpoint is %s: %s", now.State, now.Message)

@@ -4347,6 +4347,7 @@ type CheckpointRun struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
 	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Starting      bool                   `protobuf:"varint,3,opt,name=starting,proto3" json:"starting,omitempty"` // its process may not have been started yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4393,6 +4394,13 @@ func (x *CheckpointRun) GetUid() string {
 		return x.Uid
 	}
 	return ""
+}
+
+func (x *CheckpointRun) GetStarting() bool {
+	if x != nil {
+		return x.Starting
+	}
+	return false
 }
 
 // Checkpoint is the state of all guests of a cluster, from which the cluster can go on; or of a volume alone, a snapshot.
@@ -4828,7 +4836,9 @@ type Restore struct {
 	Asked         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=asked,proto3" json:"asked,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
 	Policy        string                 `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"` // the policy that suspended the cluster; empty: none did
-	Losses        uint32                 `protobuf:"varint,9,opt,name=losses,proto3" json:"losses,omitempty"` // guests were lost this often, one soon after the other, and the cluster went back to this checkpoint; 0: it was asked for
+	// strays are the uids of runs that were removed since the checkpoint: their processes are back, and the manager ends them.
+	Strays        []string `protobuf:"bytes,11,rep,name=strays,proto3" json:"strays,omitempty"`
+	Losses        uint32   `protobuf:"varint,9,opt,name=losses,proto3" json:"losses,omitempty"` // guests were lost this often, one soon after the other, and the cluster went back to this checkpoint; 0: it was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4924,6 +4934,13 @@ func (x *Restore) GetPolicy() string {
 		return x.Policy
 	}
 	return ""
+}
+
+func (x *Restore) GetStrays() []string {
+	if x != nil {
+		return x.Strays
+	}
+	return nil
 }
 
 func (x *Restore) GetLosses() uint32 {
@@ -6068,6 +6085,7 @@ type Run struct {
 	RequestId     string            `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`    // of the call that made it
 	ClusterUid    string            `protobuf:"bytes,14,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"` // a later cluster of the same name is not its
 	Restores      uint32            `protobuf:"varint,15,opt,name=restores,proto3" json:"restores,omitempty"`                      // how often it went on from a checkpoint
+	Restore       string            `protobuf:"bytes,16,opt,name=restore,proto3" json:"restore,omitempty"`                         // the id of the restore in which it last did
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6205,6 +6223,13 @@ func (x *Run) GetRestores() uint32 {
 		return x.Restores
 	}
 	return 0
+}
+
+func (x *Run) GetRestore() string {
+	if x != nil {
+		return x.Restore
+	}
+	return ""
 }
 
 // Quota limits what a user holds altogether; 0: no limit.
@@ -7791,10 +7816,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12-\n" +
 	"\x04file\x18\a \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12/\n" +
 	"\bplatform\x18\b \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12#\n" +
-	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
+	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"O\n" +
 	"\rCheckpointRun\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xf6\x06\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x1a\n" +
+	"\bstarting\x18\x03 \x01(\bR\bstarting\"\xf6\x06\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -7836,7 +7862,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\rR\x04keep\x12\x16\n" +
-	"\x06copies\x18\x03 \x01(\rR\x06copies\"\xd5\x02\n" +
+	"\x06copies\x18\x03 \x01(\rR\x06copies\"\xed\x02\n" +
 	"\aRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -7850,6 +7876,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
 	"\x06policy\x18\n" +
 	" \x01(\tR\x06policy\x12\x16\n" +
+	"\x06strays\x18\v \x03(\tR\x06strays\x12\x16\n" +
 	"\x06losses\x18\t \x01(\rR\x06losses\"\xf8\x05\n" +
 	"\x06Volume\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1d\n" +
@@ -7978,7 +8005,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\x0e2\x14.watari.v1.TransportR\ttransport\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe9\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x05\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -7997,7 +8024,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"request_id\x18\r \x01(\tR\trequestId\x12\x1f\n" +
 	"\vcluster_uid\x18\x0e \x01(\tR\n" +
 	"clusterUid\x12\x1a\n" +
-	"\brestores\x18\x0f \x01(\rR\brestores\x1a@\n" +
+	"\brestores\x18\x0f \x01(\rR\brestores\x12\x18\n" +
+	"\arestore\x18\x10 \x01(\tR\arestore\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbb\x01\n" +

@@ -66,6 +66,7 @@ type Controller struct {
 	core       *core.Core
 	identities map[identityKey]madeIdentity
 	runners    map[string]*runner // by the run's uid
+	strays     map[string]string  // the last restore whose strays are being ended, or were, by cluster
 	rests      map[string]rest    // by the change's key
 	leases     *leases
 	outputs    outputs
@@ -97,7 +98,7 @@ func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	c := &Controller{Deps: d, identities: map[identityKey]madeIdentity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
+	c := &Controller{Deps: d, identities: map[identityKey]madeIdentity{}, runners: map[string]*runner{}, strays: map[string]string{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.leases = newLeases(c.Deps)
 	c.outputs = outputs{dir: c.RunsDir, used: map[string]usedOutput{}}
 	config := core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify}
@@ -175,6 +176,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 		return time.Time{}, err
 	}
 	c.drive(ctx, s, d.Runs)
+	c.endStrays(ctx, s)
 	c.fence(ctx, d.Fences)
 	if len(d.Changes) == 0 {
 		return d.Again, nil

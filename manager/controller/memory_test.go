@@ -58,12 +58,17 @@ func (g guestsAgents) Describe(context.Context, *connect.Request[v1.DescribeRequ
 
 func (g guestsAgents) Do(r *http.Request) (*http.Response, error) {
 	_, handler := watariv1connect.NewGuestServiceHandler(g)
+	return served(handler, r), nil
+}
+
+// served serves a request that the manager sends to a guest by way of the guest's host.
+func served(handler http.Handler, r *http.Request) *http.Response {
 	path := strings.SplitN(r.URL.Path, "/", 4) // "", guest, UID, the call
 	request := httptest.NewRequest(r.Method, "/"+path[3], r.Body)
 	request.Header = r.Header
 	recorder := httptest.NewRecorder()
 	handler.ServeHTTP(recorder, request)
-	return recorder.Result(), nil
+	return recorder.Result()
 }
 
 func TestARunThatFailedQuotesAGuestThatRanOutOfMemoryMeanwhile(t *testing.T) {
