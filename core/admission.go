@@ -59,6 +59,8 @@ const (
 	Unauthenticated
 	// Denied refuses a request that other callers may make.
 	Denied
+	// Lost refuses a request that builds on files that are gone.
+	Lost
 )
 
 // Refusal says why a request is refused.

@@ -223,6 +223,40 @@ func (a *Admission) StartRun(name string) (Change, error) {
 	})
 }
 
+// StageFile notes that a file is about to be staged for a run that waits for its files. It refuses if files that were staged before are
+// gone.
+func (a *Admission) StageFile(name string) (c Change, err error) {
+	run, err := Find(a.Caller, "run", name, a.Runs)
+	if err != nil || !run.Spec.GetHold() {
+		return c, err
+	}
+	if gone := stagedFilesGone(a.Objects, run); gone != "" {
+		return c, refuse(Lost, "%s; begin the run again", gone)
+	}
+	if run.Staged == nil {
+		run = proto.CloneOf(run)
+		head, _ := RunHead(a.Objects, run)
+		run.Staged = &v1.Staged{StartedEpoch: a.Guests[head].GetStartedEpoch(), Restore: a.Clusters[run.Spec.Cluster].GetRestore().GetId()}
+		c.write(Update, run)
+	}
+	return c, nil
+}
+
+// stagedFilesGone returns why files that were staged for a run are gone; empty: they are there, or none were staged.
+func stagedFilesGone(s *Objects, run *v1.Run) string {
+	cluster := s.Clusters[run.Spec.GetCluster()]
+	head, _ := RunHead(s, run)
+	switch g := s.Guests[head]; {
+	case run.Staged == nil || g.GetHost() == "": // or it will be seen when the guest has a host again
+		return ""
+	case run.Staged.Restore != cluster.GetRestore().GetId():
+		return fmt.Sprintf("cluster %s went back to a checkpoint after files had been staged for run %s", run.Spec.Cluster, run.Meta.Name)
+	case run.Staged.StartedEpoch != g.StartedEpoch && cluster.Spec.GetVolume() == "":
+		return fmt.Sprintf("guest %s was started again after files had been staged for run %s, which were in its memory", head, run.Meta.Name)
+	}
+	return ""
+}
+
 // RunToSignal returns the run whose process gets a signal; nil: CancelRun decides about the request.
 func (a *Admission) RunToSignal(name string, signal int32) (*v1.Run, error) {
 	if signal < 0 || signal > maxSignal {

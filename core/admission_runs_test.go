@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -100,6 +103,52 @@ func TestBoundsOfRuns(t *testing.T) {
 	}
 	if c, name, err := ready().CreateRun(runRequest("", most)); err != nil || name != "md-run-1" || len(c.Ops) != 1 {
 		t.Errorf("%v, %s, %v", c, name, err)
+	}
+}
+
+// Files that are staged for a run lie in the head guest's memory. A run whose files are gone does not begin in an empty folder.
+func TestARunWhoseStagedFilesAreGoneDoesNotBegin(t *testing.T) {
+	for name, c := range map[string]struct {
+		happens func(h *household)
+		gone    string
+	}{
+		"nothing":                    {func(*household) {}, ""},
+		"its guest is started again": {func(h *household) { h.objects.Guests["md-0"].StartedEpoch = 2 }, "guest md-0 was started again after files had been staged for run r, which were in its memory"},
+		"the same, and the home is on a volume": {func(h *household) {
+			h.objects.Guests["md-0"].StartedEpoch = 2
+			h.objects.Clusters["md"].Spec.Volume = "v"
+		}, ""},
+		"its cluster goes back": {func(h *household) {
+			h.objects.Clusters["md"].Restore = &v1.Restore{Id: "x", State: v1.RestoreState_RESTORE_STATE_DONE}
+		}, "cluster md went back to a checkpoint after files had been staged for run r"},
+		"nobody starts it for a day": {func(h *household) { h.now = h.now.Add(longestHold) }, "nobody has started it for a day after it was made to wait for its files"},
+	} {
+		h := newHousehold(t, "", 1)
+		h.volumes = map[string][]*v1.VolumeObserved{} // so that hosts report which orders they have
+		h.objects.Runs["r"] = &v1.Run{Meta: &v1.Meta{Name: "r", Uid: "r-uid", Created: timestamppb.New(h.now)}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}, Hold: true}, ClusterUid: "uid-md", State: v1.RunState_RUN_STATE_PENDING}
+		stage := func() error {
+			a := h.admission()
+			a.Caller = Caller{Name: "admin", Admin: true}
+			change, err := a.StageFile("r")
+			h.objects = h.objects.Apply(change)
+			return err
+		}
+		if err := stage(); err != nil {
+			t.Fatal(err)
+		}
+		c.happens(h)
+		if err := stage(); strings.HasPrefix(c.gone, "nobody") != (err == nil) && c.gone != "" {
+			t.Errorf("%s: one more file is staged: %v", name, err)
+		}
+		if !strings.HasPrefix(c.gone, "nobody") {
+			h.objects.Runs["r"] = proto.CloneOf(h.objects.Runs["r"])
+			h.objects.Runs["r"].Spec.Hold = false
+		}
+		h.pass(0)
+		h.pass(0)
+		if r := h.objects.Runs["r"]; c.gone == "" && r.State != v1.RunState_RUN_STATE_STARTING || c.gone != "" && (r.State != v1.RunState_RUN_STATE_FAILED || r.Message != c.gone) {
+			t.Errorf("%s: the run is %s: %s", name, r.State, r.Message)
+		}
 	}
 }
 

@@ -20,6 +20,9 @@ var cancelSignals = []int32{2, 15, 9}
 // cancelPatience is the pause after each of these signals.
 const cancelPatience = 5 * time.Second
 
+// longestHold is how long a run may wait for its files.
+const longestHold = 24 * time.Hour
+
 // RunSeen is the state of a run's process, from the agent of its head guest.
 type RunSeen struct {
 	// Restores is Run.Restores of the run that this is about.
@@ -76,7 +79,12 @@ func (p *pass) pendingRun(run *v1.Run) {
 	case cluster == nil || cluster.Meta.Deleting != nil || !IsRunOf(run, cluster):
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s no longer exists", run.Spec.GetCluster()))
 	case run.Spec.Hold:
-		p.say(run, "waits for its files")
+		if given := run.Meta.Created.AsTime().Add(longestHold); p.Now.Before(given) {
+			p.again = earlier(p.again, given)
+			p.say(run, "waits for its files")
+		} else { // whoever staged them has gone away
+			p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, "nobody has started it for a day after it was made to wait for its files")
+		}
 	case halted != "": // end the run: a person has to act, which may take days
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted))
 	default:
@@ -87,6 +95,10 @@ func (p *pass) pendingRun(run *v1.Run) {
 		}
 		if !p.listsSet(guests) {
 			p.say(run, "waits for cluster "+run.Spec.Cluster+": its guests are told who belongs to it")
+			return
+		}
+		if gone := stagedFilesGone(p.Objects, run); gone != "" {
+			p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, gone)
 			return
 		}
 		update := proto.CloneOf(run)

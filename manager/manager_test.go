@@ -18,6 +18,7 @@ import (
 	"watari/ca"
 	"watari/hostlink"
 	"watari/internal/protocol"
+	"watari/manager/store"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -25,6 +26,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 func TestClusterFromNothing(t *testing.T) {
@@ -1005,6 +1007,19 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	if stream.Err() != nil || stream.Msg().Ended.GetState() != v1.RunState_RUN_STATE_CANCELLED {
 		t.Fatal(stream.Err(), stream.Msg())
 	}
+
+	// Another manager led when this run ran, or the state was restored from a copy without it.
+	elsewhere := &v1.Run{Meta: &v1.Meta{Name: "elsewhere"}, Spec: ask.Spec, State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: timestamppb.Now(), Ended: timestamppb.Now()}
+	if err := r.deps.Load().Store.Txn(ctx, store.Create(elsewhere)); err != nil {
+		t.Fatal(err)
+	}
+	lost, err := r.admin.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{Name: "elsewhere"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lost.Receive() {
+	}
+	wantCode(t, lost.Err(), connect.CodeNotFound, "the output of run elsewhere is not here", "the run is exited, with status 3")
 }
 
 // moving makes a cluster of one guest and three hosts that never begin a transfer.

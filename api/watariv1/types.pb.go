@@ -6086,6 +6086,7 @@ type Run struct {
 	ClusterUid    string            `protobuf:"bytes,14,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"` // a later cluster of the same name is not its
 	Restores      uint32            `protobuf:"varint,15,opt,name=restores,proto3" json:"restores,omitempty"`                      // how often it went on from a checkpoint
 	Restore       string            `protobuf:"bytes,16,opt,name=restore,proto3" json:"restore,omitempty"`                         // the id of the restore in which it last did
+	Staged        *Staged           `protobuf:"bytes,17,opt,name=staged,proto3" json:"staged,omitempty"`                           // unset: no file was staged for it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6232,6 +6233,66 @@ func (x *Run) GetRestore() string {
 	return ""
 }
 
+func (x *Run) GetStaged() *Staged {
+	if x != nil {
+		return x.Staged
+	}
+	return nil
+}
+
+// Staged says where the files are that were staged for a run: in the head guest's memory, unless the cluster's home is on a volume.
+type Staged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StartedEpoch  uint64                 `protobuf:"varint,1,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // of the head guest
+	Restore       string                 `protobuf:"bytes,2,opt,name=restore,proto3" json:"restore,omitempty"`                                // the id of the cluster's last restore
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Staged) Reset() {
+	*x = Staged{}
+	mi := &file_watari_v1_types_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Staged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Staged) ProtoMessage() {}
+
+func (x *Staged) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Staged.ProtoReflect.Descriptor instead.
+func (*Staged) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Staged) GetStartedEpoch() uint64 {
+	if x != nil {
+		return x.StartedEpoch
+	}
+	return 0
+}
+
+func (x *Staged) GetRestore() string {
+	if x != nil {
+		return x.Restore
+	}
+	return ""
+}
+
 // Quota limits what a user holds altogether; 0: no limit.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6247,7 +6308,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6320,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[50]
+	mi := &file_watari_v1_types_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6333,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -6331,7 +6392,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6343,7 +6404,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[51]
+	mi := &file_watari_v1_types_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6356,7 +6417,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -6407,7 +6468,7 @@ type Site struct {
 
 func (x *Site) Reset() {
 	*x = Site{}
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6419,7 +6480,7 @@ func (x *Site) String() string {
 func (*Site) ProtoMessage() {}
 
 func (x *Site) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[52]
+	mi := &file_watari_v1_types_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6432,7 +6493,7 @@ func (x *Site) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Site.ProtoReflect.Descriptor instead.
 func (*Site) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Site) GetMeta() *Meta {
@@ -6474,7 +6535,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6486,7 +6547,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[53]
+	mi := &file_watari_v1_types_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6499,7 +6560,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AuditEntry) GetAt() *timestamppb.Timestamp {
@@ -6585,7 +6646,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6597,7 +6658,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[54]
+	mi := &file_watari_v1_types_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6610,7 +6671,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -6692,7 +6753,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6704,7 +6765,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[55]
+	mi := &file_watari_v1_types_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6717,7 +6778,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Event) GetId() uint64 {
@@ -6788,7 +6849,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6800,7 +6861,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[56]
+	mi := &file_watari_v1_types_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6813,7 +6874,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -6893,7 +6954,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6905,7 +6966,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[57]
+	mi := &file_watari_v1_types_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6918,7 +6979,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -6969,7 +7030,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6981,7 +7042,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[58]
+	mi := &file_watari_v1_types_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6994,7 +7055,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -7036,7 +7097,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7048,7 +7109,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[59]
+	mi := &file_watari_v1_types_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7061,7 +7122,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -7094,7 +7155,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7106,7 +7167,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[60]
+	mi := &file_watari_v1_types_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7119,7 +7180,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -7163,7 +7224,7 @@ type Revocations struct {
 
 func (x *Revocations) Reset() {
 	*x = Revocations{}
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7175,7 +7236,7 @@ func (x *Revocations) String() string {
 func (*Revocations) ProtoMessage() {}
 
 func (x *Revocations) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[61]
+	mi := &file_watari_v1_types_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7188,7 +7249,7 @@ func (x *Revocations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocations.ProtoReflect.Descriptor instead.
 func (*Revocations) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Revocations) GetMeta() *Meta {
@@ -7217,7 +7278,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7229,7 +7290,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[62]
+	mi := &file_watari_v1_types_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7242,7 +7303,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -7276,7 +7337,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[63]
+	mi := &file_watari_v1_types_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7288,7 +7349,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[63]
+	mi := &file_watari_v1_types_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7301,7 +7362,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -7379,7 +7440,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[64]
+	mi := &file_watari_v1_types_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7391,7 +7452,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[64]
+	mi := &file_watari_v1_types_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7404,7 +7465,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -8005,7 +8066,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\x0e2\x14.watari.v1.TransportR\ttransport\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xae\x05\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -8025,10 +8086,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vcluster_uid\x18\x0e \x01(\tR\n" +
 	"clusterUid\x12\x1a\n" +
 	"\brestores\x18\x0f \x01(\rR\brestores\x12\x18\n" +
-	"\arestore\x18\x10 \x01(\tR\arestore\x1a@\n" +
+	"\arestore\x18\x10 \x01(\tR\arestore\x12)\n" +
+	"\x06staged\x18\x11 \x01(\v2\x11.watari.v1.StagedR\x06staged\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbb\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"G\n" +
+	"\x06Staged\x12#\n" +
+	"\rstarted_epoch\x18\x01 \x01(\x04R\fstartedEpoch\x12\x18\n" +
+	"\arestore\x18\x02 \x01(\tR\arestore\"\xbb\x01\n" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
@@ -8274,7 +8339,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -8344,29 +8409,30 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Policy)(nil),                // 65: watari.v1.Policy
 	(*RunSpec)(nil),               // 66: watari.v1.RunSpec
 	(*Run)(nil),                   // 67: watari.v1.Run
-	(*Quota)(nil),                 // 68: watari.v1.Quota
-	(*User)(nil),                  // 69: watari.v1.User
-	(*Site)(nil),                  // 70: watari.v1.Site
-	(*AuditEntry)(nil),            // 71: watari.v1.AuditEntry
-	(*Token)(nil),                 // 72: watari.v1.Token
-	(*Event)(nil),                 // 73: watari.v1.Event
-	(*KeptConsole)(nil),           // 74: watari.v1.KeptConsole
-	(*Term)(nil),                  // 75: watari.v1.Term
-	(*Stamp)(nil),                 // 76: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 77: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 78: watari.v1.Hold
-	(*Revocations)(nil),           // 79: watari.v1.Revocations
-	(*VouchedHost)(nil),           // 80: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 81: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 82: watari.v1.GuestFacts
-	nil,                           // 83: watari.v1.Cluster.PacesEntry
-	nil,                           // 84: watari.v1.RunSpec.EnvEntry
-	nil,                           // 85: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
+	(*Staged)(nil),                // 68: watari.v1.Staged
+	(*Quota)(nil),                 // 69: watari.v1.Quota
+	(*User)(nil),                  // 70: watari.v1.User
+	(*Site)(nil),                  // 71: watari.v1.Site
+	(*AuditEntry)(nil),            // 72: watari.v1.AuditEntry
+	(*Token)(nil),                 // 73: watari.v1.Token
+	(*Event)(nil),                 // 74: watari.v1.Event
+	(*KeptConsole)(nil),           // 75: watari.v1.KeptConsole
+	(*Term)(nil),                  // 76: watari.v1.Term
+	(*Stamp)(nil),                 // 77: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 78: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 79: watari.v1.Hold
+	(*Revocations)(nil),           // 80: watari.v1.Revocations
+	(*VouchedHost)(nil),           // 81: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 82: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 83: watari.v1.GuestFacts
+	nil,                           // 84: watari.v1.Cluster.PacesEntry
+	nil,                           // 85: watari.v1.RunSpec.EnvEntry
+	nil,                           // 86: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	86,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	86,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	87,  // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	87,  // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,   // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	21,  // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	22,  // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -8376,8 +8442,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	20,  // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	26,  // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	23,  // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	86,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	86,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	87,  // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	87,  // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	29,  // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	29,  // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	29,  // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -8393,15 +8459,15 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	36,  // 25: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,   // 26: watari.v1.Host.state:type_name -> watari.v1.HostState
 	27,  // 27: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	86,  // 28: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	87,  // 28: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	28,  // 29: watari.v1.Host.sample:type_name -> watari.v1.HostSample
 	35,  // 30: watari.v1.Host.quarantine:type_name -> watari.v1.Quarantine
 	34,  // 31: watari.v1.Host.volumes:type_name -> watari.v1.HostVolume
-	86,  // 32: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	86,  // 33: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
-	86,  // 34: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
-	86,  // 35: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	86,  // 36: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	87,  // 32: watari.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	87,  // 33: watari.v1.Quarantine.until:type_name -> google.protobuf.Timestamp
+	87,  // 34: watari.v1.Quarantine.cut_off:type_name -> google.protobuf.Timestamp
+	87,  // 35: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	87,  // 36: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
 	18,  // 37: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	18,  // 38: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	39,  // 39: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -8418,91 +8484,92 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	4,   // 50: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	55,  // 51: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
 	56,  // 52: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	86,  // 53: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
+	87,  // 53: watari.v1.Cluster.verified:type_name -> google.protobuf.Timestamp
 	53,  // 54: watari.v1.Cluster.left_behind:type_name -> watari.v1.CheckpointNumbers
-	83,  // 55: watari.v1.Cluster.paces:type_name -> watari.v1.Cluster.PacesEntry
+	84,  // 55: watari.v1.Cluster.paces:type_name -> watari.v1.Cluster.PacesEntry
 	18,  // 56: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	41,  // 57: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	86,  // 58: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	87,  // 58: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	24,  // 59: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	5,   // 60: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	18,  // 61: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	6,   // 62: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	47,  // 63: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	86,  // 64: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	86,  // 65: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	86,  // 66: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	87,  // 64: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	87,  // 65: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	87,  // 66: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
 	39,  // 67: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
 	49,  // 68: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
 	24,  // 69: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
 	18,  // 70: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
 	7,   // 71: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
 	50,  // 72: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	86,  // 73: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	86,  // 74: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	86,  // 75: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	87,  // 73: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	87,  // 74: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	87,  // 75: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
 	51,  // 76: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
 	50,  // 77: watari.v1.Checkpoint.volume:type_name -> watari.v1.CheckpointMember
 	54,  // 78: watari.v1.Checkpoint.verification:type_name -> watari.v1.Verification
 	53,  // 79: watari.v1.Checkpoint.left_before:type_name -> watari.v1.CheckpointNumbers
-	86,  // 80: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
+	87,  // 80: watari.v1.Checkpoint.withdrawn_since:type_name -> google.protobuf.Timestamp
 	10,  // 81: watari.v1.Verification.state:type_name -> watari.v1.VerificationState
-	86,  // 82: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
-	86,  // 83: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
+	87,  // 82: watari.v1.Verification.asked:type_name -> google.protobuf.Timestamp
+	87,  // 83: watari.v1.Verification.ended:type_name -> google.protobuf.Timestamp
 	11,  // 84: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	86,  // 85: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	86,  // 86: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	87,  // 85: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	87,  // 86: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
 	18,  // 87: watari.v1.Volume.meta:type_name -> watari.v1.Meta
 	13,  // 88: watari.v1.Volume.state:type_name -> watari.v1.VolumeState
 	55,  // 89: watari.v1.Volume.checkpoints:type_name -> watari.v1.CheckpointPlan
 	56,  // 90: watari.v1.Volume.restore:type_name -> watari.v1.Restore
-	86,  // 91: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
+	87,  // 91: watari.v1.Volume.verified:type_name -> google.protobuf.Timestamp
 	58,  // 92: watari.v1.Volume.move:type_name -> watari.v1.VolumeMove
 	53,  // 93: watari.v1.Volume.left_behind:type_name -> watari.v1.CheckpointNumbers
 	12,  // 94: watari.v1.VolumeMove.state:type_name -> watari.v1.VolumeMoveState
-	86,  // 95: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
-	86,  // 96: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
+	87,  // 95: watari.v1.VolumeMove.asked:type_name -> google.protobuf.Timestamp
+	87,  // 96: watari.v1.VolumeMove.ended:type_name -> google.protobuf.Timestamp
 	59,  // 97: watari.v1.VolumeObserved.facts:type_name -> watari.v1.VolumeFacts
 	61,  // 98: watari.v1.VolumeObserved.sending:type_name -> watari.v1.VolumeSending
 	62,  // 99: watari.v1.VolumeObserved.given_up:type_name -> watari.v1.VolumeGivenUp
 	9,   // 100: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
 	49,  // 101: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
 	18,  // 102: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	84,  // 103: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	85,  // 103: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	15,  // 104: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	18,  // 105: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	66,  // 106: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	14,  // 107: watari.v1.Run.state:type_name -> watari.v1.RunState
-	86,  // 108: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	86,  // 109: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	85,  // 110: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	18,  // 111: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 112: watari.v1.User.role:type_name -> watari.v1.Role
-	68,  // 113: watari.v1.User.quota:type_name -> watari.v1.Quota
-	86,  // 114: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 115: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	86,  // 116: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 117: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	86,  // 118: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	86,  // 119: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 120: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	86,  // 121: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	86,  // 122: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	76,  // 123: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 124: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	77,  // 125: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	77,  // 126: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	80,  // 127: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	18,  // 128: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
-	42,  // 129: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	81,  // 130: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 131: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 132: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	133, // [133:133] is the sub-list for method output_type
-	133, // [133:133] is the sub-list for method input_type
-	133, // [133:133] is the sub-list for extension type_name
-	133, // [133:133] is the sub-list for extension extendee
-	0,   // [0:133] is the sub-list for field type_name
+	87,  // 108: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	87,  // 109: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	86,  // 110: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	68,  // 111: watari.v1.Run.staged:type_name -> watari.v1.Staged
+	18,  // 112: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 113: watari.v1.User.role:type_name -> watari.v1.Role
+	69,  // 114: watari.v1.User.quota:type_name -> watari.v1.Quota
+	87,  // 115: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 116: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	87,  // 117: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 118: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	87,  // 119: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	87,  // 120: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 121: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	87,  // 122: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	87,  // 123: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	77,  // 124: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 125: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	78,  // 126: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	78,  // 127: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	81,  // 128: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	18,  // 129: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
+	42,  // 130: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	82,  // 131: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 132: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 133: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	134, // [134:134] is the sub-list for method output_type
+	134, // [134:134] is the sub-list for method input_type
+	134, // [134:134] is the sub-list for extension type_name
+	134, // [134:134] is the sub-list for extension extendee
+	0,   // [0:134] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -8517,7 +8584,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   68,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

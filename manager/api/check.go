@@ -38,6 +38,7 @@ var codes = map[core.RefusalKind]connect.Code{
 	core.Denied:          connect.CodePermissionDenied,
 	core.Exhausted:       connect.CodeResourceExhausted,
 	core.Unauthenticated: connect.CodeUnauthenticated,
+	core.Lost:            connect.CodeDataLoss,
 }
 
 // withCode gives a refusal its code. Other errors are returned as they are.

@@ -14,7 +14,7 @@ import (
 func TestEveryRefusalHasItsCode(t *testing.T) {
 	for kind, want := range map[core.RefusalKind]connect.Code{
 		core.Invalid: connect.CodeInvalidArgument, core.NotFound: connect.CodeNotFound, core.Exists: connect.CodeAlreadyExists,
-		core.Precondition: connect.CodeFailedPrecondition, core.Exhausted: connect.CodeResourceExhausted, core.Unauthenticated: connect.CodeUnauthenticated, core.Denied: connect.CodePermissionDenied,
+		core.Precondition: connect.CodeFailedPrecondition, core.Exhausted: connect.CodeResourceExhausted, core.Unauthenticated: connect.CodeUnauthenticated, core.Denied: connect.CodePermissionDenied, core.Lost: connect.CodeDataLoss,
 	} {
 		refusal := &core.Refusal{Kind: kind, Message: "no"}
 		for _, err := range []error{withCode(refusal), storeError(refusal), storeError(fmt.Errorf("md: %w", refusal))} {

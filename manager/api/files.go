@@ -88,6 +88,11 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 	if err != nil {
 		return nil, err
 	}
+	if to.run != nil {
+		if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.StageFile(to.run.Meta.Name) }); err != nil {
+			return nil, err
+		}
+	}
 	// The history is written first, so that it has every change to the guest's files.
 	if err := s.Store.Txn(ctx, audit(ctx, "guest", to.guest.Meta.Name, "file put: %s", to.path)); err != nil {
 		return nil, storeError(err)

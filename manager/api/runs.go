@@ -160,6 +160,10 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 			return err
 		}
 		if core.RunEnded(run.State) {
+			if _, err := os.Stat(dir); run.Started != nil && !r.Msg.Follow && errors.Is(err, fs.ErrNotExist) {
+				return fail(connect.CodeNotFound, "the output of run %s is not here: the manager that led then has it, or it was not in the copy from which the state was restored; %s",
+					run.Meta.Name, endOf(run))
+			}
 			return stream.Send(&v1.RunOutputResponse{Ended: run})
 		}
 		if !r.Msg.Follow {
@@ -174,6 +178,11 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 			return ctx.Err()
 		}
 	}
+}
+
+// endOf says for people how a run has ended.
+func endOf(run *v1.Run) string {
+	return fmt.Sprintf("the run is %s, with status %d", core.StateName(run.State.String()), run.ExitCode)
 }
 
 // sendOutput sends all output beyond the offsets.
