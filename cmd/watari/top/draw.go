@@ -125,19 +125,35 @@ func capacity(h *v1.Host) float64 {
 	return cmp.Or(h.GetInfo().GetCpuShare(), math.Max(1, float64(h.GetInfo().GetCores())))
 }
 
-// besides is the width of a line without a strip, with some room for the owner's activity.
-const besides = 95
+const (
+	// besides is the width of a line without a strip, with some room for the owner's activity.
+	besides = 95
+	// besidesNarrow is the same without the columns SYSTEM and OF, and without the owner's activity.
+	besidesNarrow = 65
+	// leastStrip is the least length of a strip.
+	leastStrip = 9
+)
 
-// draw returns the picture in lines of at most width characters; 0: no limit. It leaves out the strips' column if there are
-// no strips, or no room for some of their values.
+// draw returns the picture in lines of at most width characters; 0: no limit. In a narrow terminal, the strips take the place of two
+// columns. It leaves out the strips' column if there are no strips, or no room for some of their values.
 func draw(p *picture, s strips, width int) string {
 	var lines []string
 	add := func(format string, args ...any) {
 		lines = append(lines, strings.TrimRight(cut(fmt.Sprintf(format, args...), width), " "))
 	}
 	length := min(stripLength, width-besides)
-	if s == nil || length < 9 {
-		length = 0
+	narrow := length < leastStrip
+	if narrow {
+		length = min(stripLength, width-besidesNarrow)
+	}
+	if s == nil || length < leastStrip {
+		length, narrow = 0, false
+	}
+	more := func(system, of string) string {
+		if narrow {
+			return ""
+		}
+		return fmt.Sprintf(" %7s %7s", system, of)
 	}
 	strip := func(name string) string {
 		if length == 0 {
@@ -151,25 +167,24 @@ func draw(p *picture, s strips, width int) string {
 	}
 	add("watari top   %s   %s, %s, %s under way", p.at.Format("15:04:05"), output.Count(len(p.hosts), "host"), output.Count(len(p.guests), "guest"), output.Count(len(p.moves), "move"))
 	add("")
-	add("%-14s %-8s %-12s %7s %7s %7s %7s  %s%9s  %s", "HOST", "SITE", "STATE", "GUESTS", "OWNER", "SYSTEM", "OF", heading, "FREE", "OWNER'S ACTIVITY")
+	add("%-14s %-8s %-12s %7s %7s%s  %s%9s  %s", "HOST", "SITE", "STATE", "GUESTS", "OWNER", more("SYSTEM", "OF"), heading, "FREE", "OWNER'S ACTIVITY")
 	for _, h := range p.hosts {
 		name, site, sample := h.Meta.Name, printable.Line(h.GetInfo().GetSite(), 40), h.GetSample()
 		if sample == nil {
-			add("%-14s %-8s %-12s %7s %7s %7s %7.4g  %s%9s  %s", name, site, output.State(h.State), "-", "-", "-", capacity(h), strip("/"+name), "-", withdrawn(p.at, h))
+			add("%-14s %-8s %-12s %7s %7s%s  %s%9s  %s", name, site, output.State(h.State), "-", "-", more("-", fmt.Sprintf("%.4g", capacity(h))), strip("/"+name), "-", withdrawn(p.at, h))
 		} else {
-			add("%-14s %-8s %-12s %7.2f %7.2f %7.2f %7.4g  %s%9s  %s", name, site, output.State(h.State), sample.CpuGuests, sample.CpuOwner, sample.CpuSystem,
-				capacity(h), strip("/"+name), output.Size(sample.MemoryAvailableBytes), joined("; ", withdrawn(p.at, h), moves(sample), activity(sample.GetOwner())))
+			add("%-14s %-8s %-12s %7.2f %7.2f%s  %s%9s  %s", name, site, output.State(h.State), sample.CpuGuests, sample.CpuOwner,
+				more(fmt.Sprintf("%.2f", sample.CpuSystem), fmt.Sprintf("%.4g", capacity(h))), strip("/"+name), output.Size(sample.MemoryAvailableBytes), joined("; ", withdrawn(p.at, h), moves(sample), activity(sample.GetOwner())))
 		}
 		for _, g := range p.on[name] {
 			use := p.samples[g.Meta.Uid]
-			figures := fmt.Sprintf("%7s %7s %7s %7d", "-", "", "", g.GetShape().GetVcpus())
-			memory, traffic := "", ""
+			cpu, memory, traffic := "-", "", ""
 			if use != nil {
-				figures = fmt.Sprintf("%7.2f %7s %7s %7d", use.Cpu, "", "", g.GetShape().GetVcpus())
+				cpu = fmt.Sprintf("%.2f", use.Cpu)
 				memory = output.Size(use.MemoryBytes)
 				traffic = fmt.Sprintf("in %s/s, out %s/s", output.Size(uint64(use.Received)), output.Size(uint64(use.Sent)))
 			}
-			add("  %-21s %-12s %s  %s%9s  %s", g.Meta.Name, output.State(g.State), figures, strip(g.Meta.Name), memory, strings.TrimSpace(p.move(g)+"  "+traffic))
+			add("  %-21s %-12s %7s %7s%s  %s%9s  %s", g.Meta.Name, output.State(g.State), cpu, "", more("", fmt.Sprint(g.GetShape().GetVcpus())), strip(g.Meta.Name), memory, strings.TrimSpace(p.move(g)+"  "+traffic))
 		}
 	}
 	return strings.Join(lines, "\n") + "\n"

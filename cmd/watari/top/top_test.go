@@ -105,7 +105,7 @@ func TestStripsNeedRoom(t *testing.T) {
 	p := example()
 	s := strips{}
 	s.add(&p)
-	for width, want := range map[int]string{80: "", 104: "LAST 9 s", 200: "LAST 30 s"} {
+	for width, want := range map[int]string{73: "", 80: "LAST 15 s", 104: "LAST 9 s", 200: "LAST 30 s"} {
 		text := draw(&p, s, width)
 		if got := strings.Contains(text, "LAST"); got != (want != "") || !strings.Contains(text, want) {
 			t.Errorf("%d characters, want %q:\n%s", width, want, text)
