@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -107,12 +109,12 @@ func (a *Admission) runnable(cluster *v1.Cluster, spec *v1.RunSpec) error {
 	}
 	kept := proto.Size(spec)
 	for _, run := range a.Runs {
-		if run.Meta.OwnerUid == a.Caller.UID {
+		if run.Meta.OwnerUid == cluster.Meta.OwnerUid {
 			kept += proto.Size(run.Spec)
 		}
 	}
 	if kept > maxRunSpecs {
-		return refuse(Exhausted, "the commands and environments of user %s's runs have more than %s; remove some (`watari run remove`)", a.Caller.Name, humanize.IBytes(maxRunSpecs))
+		return refuse(Exhausted, "the commands and environments of user %s's runs have more than %s; remove some (`watari run remove`)", cluster.Meta.Owner, humanize.IBytes(maxRunSpecs))
 	}
 	limit := a.Users[cluster.Meta.Owner].GetQuota().GetRuns()
 	if have := unendedOf(a.Objects, cluster.Meta.Owner); limit > 0 && have >= int(limit) {
@@ -212,6 +214,9 @@ func (a *Admission) StartRun(name string) (Change, error) {
 		if !run.Spec.GetHold() {
 			return false, nil
 		}
+		if RunEnded(run.State) && run.Message != "" {
+			return false, precondition("run %s has ended: %s", run.Meta.Name, run.Message)
+		}
 		if RunEnded(run.State) || run.Cancel {
 			return false, precondition("run %s was cancelled", run.Meta.Name)
 		}
@@ -230,28 +235,43 @@ func (a *Admission) StageFile(name string) (c Change, err error) {
 	if err != nil || !run.Spec.GetHold() {
 		return c, err
 	}
+	cluster := a.Clusters[run.Spec.Cluster]
+	if restoring(cluster) {
+		return c, precondition("cluster %s is being restored from checkpoint %s", run.Spec.Cluster, cluster.Restore.Checkpoint)
+	}
 	if gone := stagedFilesGone(a.Objects, run); gone != "" {
 		return c, refuse(Lost, "%s; begin the run again", gone)
 	}
-	if run.Staged == nil {
+	head, _ := RunHead(a.Objects, run)
+	staged := &v1.Staged{StartedEpoch: a.Guests[head].GetStartedEpoch(), Restore: cluster.GetRestore().GetId(), At: run.Staged.GetAt()}
+	for _, made := range a.Checkpoints {
+		if made.Cluster == run.Spec.Cluster {
+			staged.Checkpoint = max(staged.Checkpoint, uint32(checkpointNumber(made)))
+		}
+	}
+	if a.Now.Sub(staged.At.AsTime()) > time.Hour {
+		staged.At = timestamppb.New(a.Now)
+	}
+	if !proto.Equal(staged, run.Staged) {
 		run = proto.CloneOf(run)
-		head, _ := RunHead(a.Objects, run)
-		run.Staged = &v1.Staged{StartedEpoch: a.Guests[head].GetStartedEpoch(), Restore: a.Clusters[run.Spec.Cluster].GetRestore().GetId()}
+		run.Staged = staged
 		c.write(Update, run)
 	}
 	return c, nil
 }
 
-// stagedFilesGone returns why files that were staged for a run are gone; empty: they are there, or none were staged.
+// stagedFilesGone returns why files that were staged for a run are gone; empty: they are there, or none were staged. They are gone with
+// the memory of the head guest, unless it went back to a checkpoint that was begun after the last file.
 func stagedFilesGone(s *Objects, run *v1.Run) string {
-	cluster := s.Clusters[run.Spec.GetCluster()]
+	cluster, staged := s.Clusters[run.Spec.GetCluster()], run.Staged
 	head, _ := RunHead(s, run)
-	switch g := s.Guests[head]; {
-	case run.Staged == nil || g.GetHost() == "": // or it will be seen when the guest has a host again
+	g, restore := s.Guests[head], cluster.GetRestore()
+	switch {
+	case staged == nil || g.GetHost() == "": // or it will be seen when the guest has a host again
 		return ""
-	case run.Staged.Restore != cluster.GetRestore().GetId():
-		return fmt.Sprintf("cluster %s went back to a checkpoint after files had been staged for run %s", run.Spec.Cluster, run.Meta.Name)
-	case run.Staged.StartedEpoch != g.StartedEpoch && cluster.Spec.GetVolume() == "":
+	case staged.Restore != restore.GetId() && uint32(numberIn(restore.GetCheckpoint())) <= staged.Checkpoint:
+		return fmt.Sprintf("cluster %s went back to checkpoint %s, from before files were staged for run %s", run.Spec.Cluster, restore.GetCheckpoint(), run.Meta.Name)
+	case staged.StartedEpoch != g.StartedEpoch && cluster.Spec.GetVolume() == "":
 		return fmt.Sprintf("guest %s was started again after files had been staged for run %s, which were in its memory", head, run.Meta.Name)
 	}
 	return ""

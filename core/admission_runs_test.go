@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -119,11 +120,15 @@ func TestARunWhoseStagedFilesAreGoneDoesNotBegin(t *testing.T) {
 			h.objects.Clusters["md"].Spec.Volume = "v"
 		}, ""},
 		"its cluster goes back": {func(h *household) {
-			h.objects.Clusters["md"].Restore = &v1.Restore{Id: "x", State: v1.RestoreState_RESTORE_STATE_DONE}
-		}, "cluster md went back to a checkpoint after files had been staged for run r"},
-		"nobody starts it for a day": {func(h *household) { h.now = h.now.Add(longestHold) }, "nobody has started it for a day after it was made to wait for its files"},
+			h.objects.Clusters["md"].Restore = &v1.Restore{Id: "x", Checkpoint: "md-c4", State: v1.RestoreState_RESTORE_STATE_DONE}
+		}, "cluster md went back to checkpoint md-c4, from before files were staged for run r"},
+		"its cluster goes back to a later checkpoint": {func(h *household) {
+			h.objects.Clusters["md"].Restore = &v1.Restore{Id: "x", Checkpoint: "md-c5", State: v1.RestoreState_RESTORE_STATE_DONE}
+		}, ""},
+		"nobody starts it for a day": {func(h *household) { h.now = h.now.Add(longestHold) }, "nobody has staged a file for it or started it for a day"},
 	} {
 		h := newHousehold(t, "", 1)
+		h.saved("md-c4", time.Minute)
 		h.volumes = map[string][]*v1.VolumeObserved{} // so that hosts report which orders they have
 		h.objects.Runs["r"] = &v1.Run{Meta: &v1.Meta{Name: "r", Uid: "r-uid", Created: timestamppb.New(h.now)}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}, Hold: true}, ClusterUid: "uid-md", State: v1.RunState_RUN_STATE_PENDING}
 		stage := func() error {
@@ -133,14 +138,19 @@ func TestARunWhoseStagedFilesAreGoneDoesNotBegin(t *testing.T) {
 			h.objects = h.objects.Apply(change)
 			return err
 		}
+		h.objects.Clusters["md"].Restore = &v1.Restore{Id: "earlier", State: v1.RestoreState_RESTORE_STATE_RESTORING}
+		if err := stage(); KindOf(err) != Precondition {
+			t.Errorf("a file is staged while the cluster is being restored: %v", err)
+		}
+		h.objects.Clusters["md"].Restore.State = v1.RestoreState_RESTORE_STATE_DONE
 		if err := stage(); err != nil {
 			t.Fatal(err)
 		}
 		c.happens(h)
-		if err := stage(); strings.HasPrefix(c.gone, "nobody") != (err == nil) && c.gone != "" {
-			t.Errorf("%s: one more file is staged: %v", name, err)
-		}
 		if !strings.HasPrefix(c.gone, "nobody") {
+			if err := stage(); (KindOf(err) == Lost) != (c.gone != "") {
+				t.Errorf("%s: one more file is staged: %v", name, err)
+			}
 			h.objects.Runs["r"] = proto.CloneOf(h.objects.Runs["r"])
 			h.objects.Runs["r"].Spec.Hold = false
 		}

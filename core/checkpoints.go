@@ -316,8 +316,8 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 	switch c.State {
 	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
 		c.Started = now
-	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
-		c.Taken = now
+	case v1.CheckpointState_CHECKPOINT_STATE_TAKING: // all guests stand: what is started from now on is not in the checkpoint
+		c.Runs = nil
 		for _, name := range sortedKeys(p.Objects.Runs) {
 			run := p.Objects.Runs[name]
 			starting := run.State == v1.RunState_RUN_STATE_STARTING
@@ -325,6 +325,8 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 				c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: run.Meta.Uid, Starting: starting})
 			}
 		}
+	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
+		c.Taken = now
 	case v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		c.Ended = now
 		if isSnapshot(c) {
@@ -603,8 +605,10 @@ func newCheckpoint(s *Objects, of origin, reason string) *v1.Checkpoint {
 }
 
 // checkpointNumber returns the number at the end of a checkpoint's name; 0: it has none.
-func checkpointNumber(c *v1.Checkpoint) int {
-	name := c.Meta.Name
+func checkpointNumber(c *v1.Checkpoint) int { return numberIn(c.Meta.Name) }
+
+// numberIn returns the number in a checkpoint's name; 0: there is none.
+func numberIn(name string) int {
 	n, err := strconv.Atoi(strings.TrimLeft(name[strings.LastIndexByte(name, '-')+1:], "cs"))
 	if err != nil {
 		return 0

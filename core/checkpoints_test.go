@@ -419,6 +419,19 @@ func TestManyRunsGoBackWithTheirCluster(t *testing.T) {
 	}
 }
 
+// A part of the runs went back. The restore is finished, whatever happens to the guests meanwhile.
+func TestARestoreThatHasBegunToPutRunsBackIsFinished(t *testing.T) {
+	h := newHousehold(t, "", 1)
+	h.saved("md-c1", time.Hour)
+	h.objects.Clusters["md"].Restore = &v1.Restore{Id: "r1", Checkpoint: "md-c1", CheckpointUid: h.objects.Checkpoints["md-c1"].Meta.Uid, State: v1.RestoreState_RESTORE_STATE_RESTORING}
+	h.objects.Guests["md-0"].Stopped = true
+	h.objects.Runs["r"] = &v1.Run{Meta: &v1.Meta{Name: "r", Uid: "r-uid"}, Spec: &v1.RunSpec{Cluster: "md"}, ClusterUid: "uid-md", State: v1.RunState_RUN_STATE_RUNNING, Restore: "r1"}
+	h.pass(0)
+	if r := h.objects.Clusters["md"].Restore; r.State != v1.RestoreState_RESTORE_STATE_DONE {
+		t.Errorf("the restore is %v", r)
+	}
+}
+
 // releaseAll releases the grants of all guests, as if their copies had ended.
 func (h *household) releaseAll() {
 	var c Change

@@ -123,6 +123,11 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 		update.Failure = d.Message
 		severity = v1.Severity_SEVERITY_ERROR
 	}
+	if !d.NeverRan && p.lived(g) >= lifecycle.WellAfter { // whatever failed before is over
+		avoid := p.avoided(g)
+		avoid.failed = nil
+		p.avoid[g.Meta.Uid] = avoid
+	}
 	if d.Avoid {
 		avoid := p.avoided(g)
 		if d.Refused {

@@ -4,6 +4,7 @@ package core
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -21,6 +22,8 @@ const (
 	// keptEach is the longest time between two decisions of which both see the same. Policies that look at guests only now and
 	// then have a longer one.
 	keptEach = keptFor + 15*time.Second
+	// namedWith is how many of the guests that would move with a guest are named.
+	namedWith = 3
 	// keptAgain is the time after which people are told again of what still holds.
 	keptAgain = 6 * time.Hour
 	// Each policy may cause keptEvents such events at once, and then one each keptEventEvery: the history has a fixed number of
@@ -132,6 +135,9 @@ func (p *pass) refused(places *Places, moves []rebalance.Refused) {
 				others = append(others, places.Guests[other].Name)
 			}
 			together := ""
+			if n := len(others); n > namedWith {
+				others = append(others[:namedWith:namedWith], fmt.Sprintf("%d more", n-namedWith))
+			}
 			if len(others) > 0 {
 				together = " together with " + strings.Join(others, ", ")
 			}

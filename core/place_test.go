@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,38 @@ func TestAGuestIsNotStartedWhereQEMUFailedUnderIt(t *testing.T) {
 		}
 		if g := w.Guests["md-0"]; g.Host != c.want || g.Restarts != 1 {
 			t.Errorf("%s: %v", name, g)
+		}
+	}
+}
+
+// What failed under a guest long ago does not keep it from a host for ever.
+func TestAHostWhereQEMUFailedIsTriedAgainAfterALongRun(t *testing.T) {
+	for lived, want := range map[time.Duration]string{time.Minute: "b1", 2 * time.Hour: "a1"} {
+		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 1})
+		w.Hosts["b1"].Info.MemoryBytes = 3 << 30
+		core := newTestCore(w)
+		ends := func(host string, broken bool) {
+			g := w.Guests["md-0"]
+			if g.Host != host {
+				t.Fatalf("it is not on %s: %v", host, g)
+			}
+			report := func(guests ...*v1.GuestObserved) {
+				w.Reports = maps.Clone(w.Reports) // a Core keeps the last one
+				w.Reports[host] = Seen{Report: &v1.HostObserved{Info: w.Hosts[host].Info, Term: 1, Guests: guests}, Since: w.Now, Connected: true}
+			}
+			report(&v1.GuestObserved{Uid: "uid-md-0", Name: "md-0", Epoch: g.Epoch, Condition: v1.GuestCondition_GUEST_CONDITION_GONE, Broken: broken})
+			for range 5 {
+				for _, change := range core.Decide(w).Changes {
+					w.Objects = w.Objects.Apply(change)
+				}
+				report()
+			}
+		}
+		ends("a1", true)
+		w.Now = w.Now.Add(lived)
+		ends("b1", false)
+		if g := w.Guests["md-0"]; g.Host != want {
+			t.Errorf("after %v: %v", lived, g)
 		}
 	}
 }

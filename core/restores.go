@@ -239,6 +239,12 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 		p.restoreFailed(cluster, guests, nil, "its checkpoint was deleted")
 		return
 	}
+	for _, run := range p.Objects.Runs {
+		if run.Restore == cluster.Restore.Id { // a part of the runs went back already, so all guests were restored
+			p.finishRestore(cluster, from)
+			return
+		}
+	}
 	whole := true
 	for _, g := range guests {
 		switch {

@@ -4,6 +4,7 @@ package core
 // has started its process, RUNNING until the process has ended, and then EXITED, FAILED or CANCELLED.
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -20,7 +21,7 @@ var cancelSignals = []int32{2, 15, 9}
 // cancelPatience is the pause after each of these signals.
 const cancelPatience = 5 * time.Second
 
-// longestHold is how long a run may wait for its files.
+// longestHold is how long a run may wait for its next file.
 const longestHold = 24 * time.Hour
 
 // RunSeen is the state of a run's process, from the agent of its head guest.
@@ -79,11 +80,11 @@ func (p *pass) pendingRun(run *v1.Run) {
 	case cluster == nil || cluster.Meta.Deleting != nil || !IsRunOf(run, cluster):
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s no longer exists", run.Spec.GetCluster()))
 	case run.Spec.Hold:
-		if given := run.Meta.Created.AsTime().Add(longestHold); p.Now.Before(given) {
-			p.again = earlier(p.again, given)
+		if end := cmp.Or(run.Staged.GetAt(), run.Meta.Created).AsTime().Add(longestHold); p.Now.Before(end) {
+			p.again = earlier(p.again, end)
 			p.say(run, "waits for its files")
 		} else { // whoever staged them has gone away
-			p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, "nobody has started it for a day after it was made to wait for its files")
+			p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, "nobody has staged a file for it or started it for a day")
 		}
 	case halted != "": // end the run: a person has to act, which may take days
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted))

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"watari/internal/dialer"
+	"watari/internal/protocol"
 )
 
 const dialTimeout = 10 * time.Second
@@ -59,7 +60,7 @@ func serveConn(ctx context.Context, conn net.Conn, handler http.Handler) error {
 			return
 		}
 		select {
-		case refused <- &Refusal{string(reason), r.Header.Get(leaderHeader), r.Header.Get(removedHeader) == "true"}:
+		case refused <- &Refusal{string(reason), r.Header.Get(protocol.LeaderHeader), r.Header.Get(removedHeader) == "true"}:
 		default:
 		}
 	})

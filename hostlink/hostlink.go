@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
+	"watari/internal/protocol"
 )
 
 const (
@@ -38,8 +40,7 @@ func GuestLimit() connect.ClientOption { return connect.WithReadMaxBytes(16 << 2
 
 // How a manager sends a refusal.
 const (
-	refusalPath  = "/watari-refusal"
-	leaderHeader = "Watari-Leader"
+	refusalPath = "/watari-refusal"
 	// removedHeader is "true" in a refusal if the host was removed.
 	removedHeader = "Watari-Removed"
 )
@@ -88,7 +89,7 @@ func Refuse(t *http.Transport, reason error) {
 		return
 	}
 	if to, ok := reason.(*Refusal); ok {
-		r.Header.Set(leaderHeader, to.Leader)
+		r.Header.Set(protocol.LeaderHeader, to.Leader)
 		r.Header.Set(removedHeader, strconv.FormatBool(to.Removed))
 	}
 	resp, err := t.RoundTrip(r)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"watari/core"
@@ -45,6 +46,30 @@ func (m *Manager) leadRepeatedly(ctx context.Context) {
 	}
 }
 
+// standByLook is the pause between two looks of a manager that stands by.
+const standByLook = 2 * time.Second
+
+// standBy keeps the administrator's client config of this machine while another manager leads, until end is called.
+func (m *Manager) standBy(ctx context.Context) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var standing sync.WaitGroup
+	standing.Go(func() {
+		for ctx.Err() == nil {
+			if admin := m.store.Snapshot().Users[api.Admin]; admin != nil { // the leader has made it
+				m.complain(ctx, "write the administrator's client config", m.keepAdminConfig(admin))
+			}
+			select {
+			case <-time.After(standByLook):
+			case <-ctx.Done():
+			}
+		}
+	})
+	return func() {
+		cancel()
+		standing.Wait()
+	}
+}
+
 // leadOnce waits until this manager leads, and then leads for one term.
 func (m *Manager) leadOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -52,12 +77,9 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	if err := store.Readable(m.store.Snapshot()); err != nil {
 		return err
 	}
-	if admin := m.store.Snapshot().Users[api.Admin]; admin != nil { // another manager may lead for long
-		if err := m.keepAdminConfig(admin); err != nil {
-			return err
-		}
-	}
+	standing := m.standBy(ctx)
 	term, lost, err := m.store.Lead(ctx, m.Advertise)
+	standing()
 	if err != nil {
 		return err
 	}

@@ -713,7 +713,7 @@ func TestTheSameContentHasTheSameFacts(t *testing.T) {
 		func(i *v1.Image) { i.Mpi = []string{"other"} },
 		func(i *v1.Image) { i.Pm = !i.Pm },
 	} {
-		wantCode(t, create(change), connect.CodeAlreadyExists, "an image of user admin has the same content")
+		wantCode(t, create(change), connect.CodeAlreadyExists, "there is an image with the same content")
 	}
 	wantCode(t, create(func(i *v1.Image) { i.Source = strings.Repeat("x", 16<<10) }), connect.CodeInvalidArgument, "at most 16 KiB")
 	if err := create(func(i *v1.Image) { i.Source = "the same" }); err != nil {

@@ -166,8 +166,7 @@ func (p *Problem) Plan() (proposals []Proposal, refused []Refused) {
 	}
 	for i := range p.Policies {
 		for range mostFreed {
-			by := slices.DeleteFunc(slices.Clone(refused), func(r Refused) bool { return r.Policy != p.Policies[i].Name })
-			freed, kept := s.together(by, func() []Proposal { return s.bestGroup(&p.Policies[i], p.Most-len(proposals)) })
+			freed, kept := s.together(refused, func() []Proposal { return s.bestGroup(&p.Policies[i], p.Most-len(proposals)) })
 			if refused = append(refused, kept...); freed == nil {
 				break
 			}
@@ -430,17 +429,17 @@ func (s *State) partners(guest, from, to int) (list []int) {
 	return list
 }
 
-// together searches for moves that gain together. If it finds none that policies may begin, and no single move was refused, it returns
-// what it would find if policies might begin all moves.
-func (s *State) together(single []Refused, search func() []Proposal) (found []Proposal, refused []Refused) {
+// together searches for moves that gain together. If it finds none that policies may begin, it returns what it would find if policies
+// might begin all moves, unless a move of that policy was refused already.
+func (s *State) together(already []Refused, search func() []Proposal) (found []Proposal, refused []Refused) {
 	s.forbidden = false
-	if found = search(); found != nil || !s.forbidden || len(single) > 0 {
+	if found = search(); found != nil || !s.forbidden {
 		return found, nil
 	}
 	s.lax = true
 	moves := search()
 	s.lax = false
-	if moves == nil {
+	if moves == nil || slices.ContainsFunc(already, func(r Refused) bool { return r.Policy == moves[0].Policy }) {
 		return nil, nil
 	}
 	first := Refused{Guest: moves[0].Guest, To: moves[0].To, Policy: moves[0].Policy, Net: moves[0].Net(), Why: s.keeps(moves)}

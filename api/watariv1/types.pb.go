@@ -6245,6 +6245,8 @@ type Staged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	StartedEpoch  uint64                 `protobuf:"varint,1,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // of the head guest
 	Restore       string                 `protobuf:"bytes,2,opt,name=restore,proto3" json:"restore,omitempty"`                                // the id of the cluster's last restore
+	Checkpoint    uint32                 `protobuf:"varint,3,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                         // number of the cluster's latest checkpoint then, even if it was only begun; 0: there was none
+	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`                                          // of about the last file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6291,6 +6293,20 @@ func (x *Staged) GetRestore() string {
 		return x.Restore
 	}
 	return ""
+}
+
+func (x *Staged) GetCheckpoint() uint32 {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return 0
+}
+
+func (x *Staged) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
 }
 
 // Quota limits what a user holds altogether; 0: no limit.
@@ -8090,10 +8106,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06staged\x18\x11 \x01(\v2\x11.watari.v1.StagedR\x06staged\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x93\x01\n" +
 	"\x06Staged\x12#\n" +
 	"\rstarted_epoch\x18\x01 \x01(\x04R\fstartedEpoch\x12\x18\n" +
-	"\arestore\x18\x02 \x01(\tR\arestore\"\xbb\x01\n" +
+	"\arestore\x18\x02 \x01(\tR\arestore\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x03 \x01(\rR\n" +
+	"checkpoint\x12*\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xbb\x01\n" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12!\n" +
@@ -8543,33 +8563,34 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	87,  // 109: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
 	86,  // 110: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	68,  // 111: watari.v1.Run.staged:type_name -> watari.v1.Staged
-	18,  // 112: watari.v1.User.meta:type_name -> watari.v1.Meta
-	16,  // 113: watari.v1.User.role:type_name -> watari.v1.Role
-	69,  // 114: watari.v1.User.quota:type_name -> watari.v1.Quota
-	87,  // 115: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
-	18,  // 116: watari.v1.Site.meta:type_name -> watari.v1.Meta
-	87,  // 117: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
-	18,  // 118: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	87,  // 119: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	87,  // 120: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	17,  // 121: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	87,  // 122: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	87,  // 123: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	77,  // 124: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	18,  // 125: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	78,  // 126: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	78,  // 127: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	81,  // 128: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	18,  // 129: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
-	42,  // 130: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	82,  // 131: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	41,  // 132: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	24,  // 133: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	134, // [134:134] is the sub-list for method output_type
-	134, // [134:134] is the sub-list for method input_type
-	134, // [134:134] is the sub-list for extension type_name
-	134, // [134:134] is the sub-list for extension extendee
-	0,   // [0:134] is the sub-list for field type_name
+	87,  // 112: watari.v1.Staged.at:type_name -> google.protobuf.Timestamp
+	18,  // 113: watari.v1.User.meta:type_name -> watari.v1.Meta
+	16,  // 114: watari.v1.User.role:type_name -> watari.v1.Role
+	69,  // 115: watari.v1.User.quota:type_name -> watari.v1.Quota
+	87,  // 116: watari.v1.User.disabled:type_name -> google.protobuf.Timestamp
+	18,  // 117: watari.v1.Site.meta:type_name -> watari.v1.Meta
+	87,  // 118: watari.v1.AuditEntry.at:type_name -> google.protobuf.Timestamp
+	18,  // 119: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	87,  // 120: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	87,  // 121: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	17,  // 122: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	87,  // 123: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	87,  // 124: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	77,  // 125: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	18,  // 126: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	78,  // 127: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	78,  // 128: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	81,  // 129: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	18,  // 130: watari.v1.Revocations.meta:type_name -> watari.v1.Meta
+	42,  // 131: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	82,  // 132: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	41,  // 133: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	24,  // 134: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	135, // [135:135] is the sub-list for method output_type
+	135, // [135:135] is the sub-list for method input_type
+	135, // [135:135] is the sub-list for extension type_name
+	135, // [135:135] is the sub-list for extension extendee
+	0,   // [0:135] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

@@ -128,7 +128,7 @@ func openOutput(dir string) (o output, err error) {
 			return o, err
 		}
 		if err == nil && json.Unmarshal(text, &o[i].kept) != nil {
-			o[i].kept = shift{} // a power failure has damaged it; without it, some output may be stored twice
+			o[i].kept = shift{} // a power failure has damaged it; without it, some output may be missing or stored twice
 		}
 	}
 	return o, nil
@@ -159,7 +159,11 @@ func (s *stream) keep(kept shift) error {
 	if err != nil {
 		return err
 	}
-	if err := durable.WriteFile(s.file.Name()+shiftSuffix, text, 0o600); err != nil {
+	path := s.file.Name() + shiftSuffix
+	if err := os.WriteFile(path+".part", text, 0o600); err != nil { // not durably: it is written with each discarded part of the output
+		return err
+	}
+	if err := os.Rename(path+".part", path); err != nil {
 		return err
 	}
 	s.kept = kept

@@ -63,7 +63,7 @@ type host struct {
 
 	boot             string        // of the last report that has one
 	reports, samples *rate.Limiter // what the manager takes, in whatever sessions
-	boots            *rate.Limiter // how often it may change
+	boots            *rate.Limiter // how often boot may change
 }
 
 // session is one connection. Its first report makes it its host's session, unless takeOver makes it wait.
@@ -176,7 +176,8 @@ func (s *Sessions) begin(ses *session) error {
 
 // takeOver makes ses the host's session, and reports whether ses now is. It closes an earlier session that is from the same
 // instance of the agent and has the same key. Any other earlier session stays until it ends by itself, because it may belong
-// to the host, and ses to a copy of the host's disk. The session of a restarted agent also waits in this way. takeOver fails if the host has changed its boot too often. s.mu is held.
+// to the host, and ses to a copy of the host's disk. The session of a restarted agent also waits in this way. takeOver fails if
+// the host has changed its boot too often. s.mu is held.
 func (s *Sessions) takeOver(ses *session, from, boot string) (bool, error) {
 	if !s.open[ses] {
 		return false, nil // it was closed meanwhile

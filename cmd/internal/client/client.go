@@ -24,8 +24,9 @@ const base = "https://watari-manager"
 // Client calls the managers of one config. Several goroutines may use it.
 type Client struct {
 	watariv1connect.ControlServiceClient
-	join watariv1connect.JoinServiceClient
-	http *http.Client
+	join      watariv1connect.JoinServiceClient
+	http      *http.Client
+	transport *transport
 }
 
 // Open returns a client. It does not connect.
@@ -38,7 +39,7 @@ func Open(config *Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := &Client{http: &http.Client{Transport: transport}}
+	client := &Client{http: &http.Client{Transport: transport}, transport: transport}
 	next := connect.WithInterceptors(nextManager(transport))
 	client.ControlServiceClient = watariv1connect.NewControlServiceClient(client.http, base, next)
 	client.join = watariv1connect.NewJoinServiceClient(client.http, base, next)
@@ -112,8 +113,8 @@ func nextManager(transport *transport) connect.UnaryInterceptorFunc {
 				if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
 					return response, err
 				}
-				transport.rotate(leaderOf(err))
-				if unreachable := (*Unreachable)(nil); errors.As(err, &unreachable) || attempt >= len(transport.addresses) {
+				managers := transport.rotate(leaderOf(err))
+				if unreachable := (*Unreachable)(nil); errors.As(err, &unreachable) || attempt >= managers {
 					return response, err // all managers were tried
 				}
 			}

@@ -67,6 +67,7 @@ type transport struct {
 	mu        sync.Mutex
 	managers  []string        // URLs
 	addresses []string        // host:port, one for each
+	hinted    bool            // the last rotation followed a hint
 	first     int             // index of the manager to try first
 	current   *http.Transport // nil: made when needed
 }
@@ -112,21 +113,26 @@ func (t *transport) use() *http.Transport {
 	return t.current
 }
 
-// rotate makes the next request use a new connection, to the leader if it is known, else to the next manager if there are several.
-// Current streams end by themselves.
-func (t *transport) rotate(leader string) {
+// rotate makes the next request use a new connection: to the leader if the manager that answered names it, else to the next manager if
+// there are several. Who answered may be cut off and name one that leads no more, so of two rotations at most one follows a hint. rotate
+// returns how many managers there are. Current streams end by themselves.
+func (t *transport) rotate(leader string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.first = (t.first + 1) % len(t.addresses)
-	if known := slices.Index(t.managers, leader); known >= 0 {
+	known := slices.Index(t.managers, leader)
+	if known < 0 && t.add(leader) {
+		known = len(t.managers) - 1
+	}
+	if t.hinted = !t.hinted && known >= 0; t.hinted {
 		t.first = known
-	} else if t.add(leader) {
-		t.first = len(t.managers) - 1
+	} else {
+		t.first = (t.first + 1) % len(t.addresses)
 	}
 	if t.current != nil {
 		t.current.CloseIdleConnections()
 		t.current = nil
 	}
+	return len(t.managers)
 }
 
 // dial connects to the first manager that accepts a connection.

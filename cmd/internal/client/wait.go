@@ -33,6 +33,9 @@ func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func
 		if notice != nil {
 			notice(err)
 		}
+		if connect.CodeOf(err) == connect.CodeUnavailable { // as nextManager does for calls that are no streams
+			c.transport.rotate(leaderOf(err))
+		}
 		select {
 		case <-ctx.Done():
 			return err

@@ -15,7 +15,11 @@ func TestAQuietConnectionThatBreaksIsMadeAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				attempts := 0
-				err := new(Client).Patiently(t.Context(), nil, func(alive func()) error {
+				transport, err := newTransport([]string{"https://m:1"}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = (&Client{transport: transport}).Patiently(t.Context(), nil, func(alive func()) error {
 					if attempts++; attempts > 1 {
 						return nil
 					}

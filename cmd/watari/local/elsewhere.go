@@ -43,16 +43,26 @@ func (u *up) managers() (list []string) {
 	return list
 }
 
-// recognized asks the managers, with the agent's certificate, whether they know this host. The first clear answer counts.
-func (u *up) recognized(ctx context.Context) (answer recognition, why string) {
-	for _, manager := range u.managers() {
-		var reason string
-		if answer, reason = u.recognizedBy(ctx, manager); answer != unclear {
-			return answer, reason
+// recognized asks the managers, with the agent's certificate, whether they know this host. One of them may be cut off from the store, and
+// not know it yet: the host is refused only if all refuse it.
+func (u *up) recognized(ctx context.Context) (recognition, string) {
+	managers, refusals := u.managers(), 0
+	var reasons []string
+	for _, manager := range managers {
+		answer, why := u.recognizedBy(ctx, manager)
+		switch answer {
+		case known:
+			return known, ""
+		case refused:
+			refusals++
 		}
-		why = strings.TrimPrefix(why+"; "+reason, "; ")
+		reasons = append(reasons, why)
 	}
-	return unclear, why
+	if why := strings.Join(reasons, "; "); refusals < len(managers) {
+		return unclear, why
+	} else {
+		return refused, why
+	}
 }
 
 func (u *up) recognizedBy(ctx context.Context, manager string) (recognition, string) {
