@@ -56,6 +56,19 @@ type ClusterRequest struct {
 	MaxOps int
 }
 
+// besidesGuests is how many operations a change of all guests of a cluster has at most beside them: of the cluster, a volume, a checkpoint,
+// a move and events.
+const besidesGuests = 6
+
+// storable refuses a cluster of so many guests that a change of all of them, such as a restore, would have more operations than the store
+// allows.
+func storable(guests uint32, maxOps int) error {
+	if most := maxOps - besidesGuests; maxOps > 0 && int(guests) > most {
+		return precondition("%d guests: the manager's etcd lets a cluster have %d; start etcd with --max-txn-ops=2048 for more", guests, most)
+	}
+	return nil
+}
+
 // CreateCluster makes a cluster and its guests, which have no hosts yet. If an equal cluster exists, the change has no
 // operations. The cluster, which is the first operation's object, has no authority (CaCertificate, CaKey) yet.
 func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
@@ -66,12 +79,8 @@ func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
 	if err := checkSpec(spec); err != nil {
 		return change, err
 	}
-	others := 2 // the cluster and its event
-	if spec.Volume != "" {
-		others++
-	}
-	if most := r.MaxOps - others; r.MaxOps > 0 && int(spec.Guests) > most {
-		return change, precondition("%d guests: the manager's etcd lets a cluster have %d; start etcd with --max-txn-ops=2048 for more", spec.Guests, most)
+	if err := storable(spec.Guests, r.MaxOps); err != nil {
+		return change, err
 	}
 	if existed, err := a.equalCluster(name, spec); existed || err != nil {
 		return change, err

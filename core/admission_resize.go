@@ -49,6 +49,11 @@ func (a *Admission) ResizeCluster(r ResizeRequest) (resized Resized, err error) 
 		return resized, invalid("%d guests: a cluster has 1 to %d; `watari cluster delete %s` removes all", r.Guests, maxGuests, r.Name)
 	}
 	before := c.Spec.Guests
+	if r.Guests > before {
+		if err := storable(r.Guests, r.MaxOps); err != nil {
+			return Resized{}, err
+		}
+	}
 	c = proto.CloneOf(c)
 	c.Spec.Guests = r.Guests
 	c.Resizes++
@@ -65,7 +70,7 @@ func (a *Admission) ResizeCluster(r ResizeRequest) (resized Resized, err error) 
 		return Resized{Runs: resized.Runs}, err
 	}
 	if ops := len(resized.Ops) + 1; r.MaxOps > 0 && ops > r.MaxOps {
-		return Resized{}, precondition("resizing cluster %s takes %d operations at once, and the manager's etcd allows %d; resize it in several steps, or "+
+		return Resized{}, precondition("resizing cluster %s takes %d operations at once, and the manager's etcd allows %d; remove its guests in several steps, or "+
 			"start etcd with --max-txn-ops=2048", r.Name, ops, r.MaxOps)
 	}
 	a.audited(&resized.Change, "cluster", r.Name, "resized from %d to %s", before, english.Plural(int(r.Guests), "guest", ""))

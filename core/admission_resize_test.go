@@ -67,7 +67,11 @@ func TestAResizeIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	r, err = a.ResizeCluster(ResizeRequest{Name: "md", Guests: 245, MaxOps: 128})
-	refused(t, r.Change, err, Precondition, "start etcd with --max-txn-ops=2048")
+	refused(t, r.Change, err, Precondition, "245 guests: the manager's etcd lets a cluster have 122; start etcd with --max-txn-ops=2048")
+	a.Clusters["md"].Spec.Guests = 122 // one by one, a cluster does not get larger either: all of its guests are stopped or restored at once
+	r, err = a.ResizeCluster(ResizeRequest{Name: "md", Guests: 123, MaxOps: 128})
+	refused(t, r.Change, err, Precondition, "123 guests: the manager's etcd lets a cluster have 122")
+	a.Clusters["md"].Spec.Guests = 2
 	a.Users["ann"].Quota = &v1.Quota{Vcpus: 3}
 	r, err = a.resizes(4, "x")
 	refused(t, r.Change, err, Exhausted, "the quota of user ann is 3 vCPUs, with 2 in use and 2 more asked for")

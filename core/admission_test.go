@@ -153,10 +153,10 @@ func TestAClusterOfAThousandGuests(t *testing.T) {
 	a := admissionTest()
 	request := ClusterRequest{Name: "md", UID: "uid", Spec: &v1.ClusterSpec{Guests: maxGuests, Image: "mpi", Shape: shape(1, 64), Sites: []string{"b", "a", "b"}, Cpu: "baseline"}}
 	asked := proto.CloneOf(request.Spec)
-	request.MaxOps = maxGuests + 1
+	request.MaxOps = maxGuests + besidesGuests - 1
 	c, err := a.CreateCluster(request)
 	refused(t, c, err, Precondition, "1000 guests: the manager's etcd lets a cluster have 999; start etcd with --max-txn-ops=2048 for more")
-	request.MaxOps = maxGuests + 2
+	request.MaxOps = maxGuests + besidesGuests
 	c, err = a.CreateCluster(request)
 	if err != nil || len(c.Ops) != maxGuests+1 || len(c.Events) != 1 {
 		t.Fatalf("%d operations, %d events, %v", len(c.Ops), len(c.Events), err)

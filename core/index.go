@@ -485,6 +485,9 @@ func (x *index) markNetwork(cluster string) {
 		delete(x.networks, cluster)
 		x.former[cluster] = n
 	}
+	if len(x.ofCluster[cluster]) == 0 {
+		delete(x.former, cluster)
+	}
 	for g := range x.ofCluster[cluster] {
 		x.hosts[g.Host] = true
 		if m := x.moves[g.Meta.Uid]; m != nil {

@@ -313,7 +313,7 @@ func (p *pass) prune() {
 	}
 }
 
-// tooOld returns the ended moves that exceed keepMoves and keepGoneMoves.
+// tooOld returns ended moves that exceed keepMoves and keepGoneMoves, at most pruneAtOnce.
 func tooOld(s *Objects) (old []*v1.Migration) {
 	ended := map[string][]*v1.Migration{} // by guest; "": deleted guests
 	for _, name := range sortedKeys(s.Migrations) {
@@ -332,10 +332,10 @@ func tooOld(s *Objects) (old []*v1.Migration) {
 		if uid == "" {
 			keep = keepGoneMoves
 		}
-		if len(list) > keep && len(old) < pruneAtOnce {
+		if len(list) > keep {
 			oldestFirst(list)
 			old = append(old, list[:len(list)-keep]...)
 		}
 	}
-	return old
+	return old[:min(len(old), pruneAtOnce)]
 }

@@ -27,10 +27,10 @@ const ExpectedWithin = 15 * time.Second
 type room struct {
 	hosts []placement.Host // by name; without ClusterGuests and HasImage
 	at    map[string]int   // a host's index in hosts
+	open  []int            // hosts that take guests, by index; nil: not known yet
 	// The fields below are of the last cluster.
 	cluster string
 	image   string
-	open    []int // hosts that take guests, by index; nil: not known yet
 	view    []placement.Host
 	refused string // why its guests fit nowhere; empty: they fit, or this is not known yet
 	request *placement.Request

@@ -448,6 +448,11 @@ func (p *pass) rebalance() {
 			return // the next moves were planned with this one, and may gain too little without it
 		}
 		p.propose("guest/"+places.guests[m.Guest].Meta.Name, c)
+		for first := i; first >= 0 && (first == i || m.Group != 0 && plan[first].Group == m.Group); first-- {
+			moved, to := places.guests[plan[first].Guest], places.Hosts[plan[first].To].Name
+			p.openRoom().take(to, moved.Shape)
+			p.look().begins(moved, m.Policy, to)
+		}
 	}
 }
 

@@ -289,6 +289,14 @@ func TestAManagerWhoseStateWasPutBackHoldsAndRecovers(t *testing.T) {
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
 	_, err = r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "new", Spec: spec(1)}))
 	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
+	list, err := r.admin.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{}))
+	if err != nil || len(list.Msg.Images) == 0 {
+		t.Fatal(list, err)
+	}
+	other := proto.CloneOf(list.Msg.Images[0]) // a lost cluster may need what the name stands for
+	other.Meta, other.Digest, other.KernelArgs = &v1.Meta{Name: other.Meta.Name}, "", "other"
+	_, err = r.admin.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: other}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "watari recover")
 
 	// The host disconnects, and the manager restarts: it still holds.
 	host.stop()

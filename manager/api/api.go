@@ -154,6 +154,8 @@ func storeError(err error) error {
 		return connect.NewError(connect.CodeAlreadyExists, err)
 	case errors.Is(err, store.ErrConflict):
 		return connect.NewError(connect.CodeAborted, err)
+	case errors.Is(err, store.ErrTooLarge):
+		return connect.NewError(connect.CodeFailedPrecondition, err)
 	case errors.Is(err, store.ErrNoSpace):
 		return connect.NewError(connect.CodeResourceExhausted, err)
 	case errors.Is(err, context.Canceled):

@@ -166,7 +166,8 @@ var adminOnly = map[string]bool{
 }
 
 // heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts,
-// or remove what lost objects may need. Users, images and tokens can be added, because a recovery may need them.
+// or remove what lost objects may need. Users, images and tokens can be added, because a recovery may need them. CreateImage and PutFile
+// check by themselves what they must not do then.
 var heldBack = map[string]bool{
 	watariv1connect.ControlServiceCreateClusterProcedure:     true,
 	watariv1connect.ControlServiceResizeClusterProcedure:     true,

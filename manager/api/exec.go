@@ -50,6 +50,11 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 		return fail(connect.CodeInvalidArgument, "a process is held for at most %d s after its caller is gone, not %d s; what is to go on alone is a run (`watari run --detach`)",
 			maxHold, first.Start.HoldSeconds)
 	}
+	if user := callerOf(ctx).name; !s.execs.enter(user) {
+		return fail(connect.CodeResourceExhausted, "user %s has %d commands in guests under way; wait for some, or end them", user, mostExecs)
+	} else {
+		defer s.execs.leave(user)
+	}
 	g, err := s.readyGuest(ctx, first.Guest)
 	if err != nil {
 		return err
@@ -237,9 +242,10 @@ func (e *execution) end() {
 	case e.over:
 		wait = min(wait, overHold)
 	}
+	later := &execution{s: e.s, name: e.name, uid: e.uid, start: &v1.StartProcessRequest{Id: e.start.Id}, started: e.started} // without what the caller has sent
 	time.AfterFunc(wait, func() {
-		if e.s.execs.count(e.process()) == 0 {
-			e.forget()
+		if later.s.execs.count(later.process()) == 0 {
+			later.forget()
 		}
 	})
 }
@@ -249,10 +255,36 @@ type process struct{ guestUID, id string }
 
 func (e *execution) process() process { return process{e.uid, e.start.Id} }
 
-// callers counts the attached callers of each process.
+// mostExecs bounds the commands in guests that a user has under way: each holds up to maxInput and a message.
+const mostExecs = 256
+
+// callers counts the attached callers of each process, and those of each user.
 type callers struct {
-	mu sync.Mutex
-	of map[process]int
+	mu   sync.Mutex
+	of   map[process]int
+	user map[string]int
+}
+
+// enter counts one more caller of a user. It returns false if the user has mostExecs already.
+func (c *callers) enter(user string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.user == nil {
+		c.user = map[string]int{}
+	}
+	if c.user[user] >= mostExecs {
+		return false
+	}
+	c.user[user]++
+	return true
+}
+
+func (c *callers) leave(user string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.user[user]--; c.user[user] == 0 {
+		delete(c.user, user)
+	}
 }
 
 func (c *callers) begin(p process)     { c.add(p, 1) }

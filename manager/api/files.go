@@ -89,6 +89,9 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 		return nil, err
 	}
 	if to.run != nil {
+		if err := s.mustNotHold(); err != nil {
+			return nil, err
+		}
 		if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.StageFile(to.run.Meta.Name) }); err != nil {
 			return nil, err
 		}

@@ -71,7 +71,10 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
 		}
 		if have.Digest != image.Digest {
-			// A name gets new content, as long as nothing needs the old content.
+			// A name gets new content, as long as nothing needs the old content. While the manager holds, clusters that need it may be unknown.
+			if err := s.mustNotHold(); err != nil {
+				return nil, err
+			}
 			if err := replaceable(ctx, snap, have); err != nil {
 				return nil, err
 			}

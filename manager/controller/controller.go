@@ -64,10 +64,10 @@ type Deps struct {
 type Controller struct {
 	Deps
 	core       *core.Core
-	identities map[identityKey]madeIdentity
-	runners    map[string]*runner // by the run's uid
-	strays     map[string]string  // the last restore whose strays are being ended, or were, by cluster
-	rests      map[string]rest    // by the change's key
+	identities map[string]map[uint64]madeIdentity // by the guest's uid and the epoch
+	runners    map[string]*runner                 // by the run's uid
+	strays     map[string]string                  // the last restore whose strays are being ended, or were, by cluster
+	rests      map[string]rest                    // by the change's key
 	leases     *leases
 	outputs    outputs
 	fencing    sync.Map // hosts that are being switched off, by name
@@ -98,7 +98,7 @@ func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	c := &Controller{Deps: d, identities: map[identityKey]madeIdentity{}, runners: map[string]*runner{}, strays: map[string]string{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
+	c := &Controller{Deps: d, identities: map[string]map[uint64]madeIdentity{}, runners: map[string]*runner{}, strays: map[string]string{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.leases = newLeases(c.Deps)
 	c.outputs = outputs{dir: c.RunsDir, used: map[string]usedOutput{}}
 	config := core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify}

@@ -27,11 +27,6 @@ const (
 	guestUserID = 1000
 )
 
-type identityKey struct {
-	uid   string
-	epoch uint64
-}
-
 type madeIdentity struct {
 	*v1.Identity
 	generation uint32
@@ -41,8 +36,8 @@ type madeIdentity struct {
 // identify makes a guest's identity for an epoch, and keeps it in memory until its certificate needs renewal or is revoked; its
 // key is never stored. A restarted manager makes another identity, which is equally valid.
 func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64, generation uint32) (identity *v1.Identity, renew time.Time) {
-	key, now := identityKey{g.Meta.Uid, epoch}, time.Now()
-	if made, has := c.identities[key]; has && now.Before(made.renew) && made.generation == generation {
+	now, own := time.Now(), c.identities[g.Meta.Uid] // by epoch
+	if made, has := own[epoch]; has && now.Before(made.renew) && made.generation == generation {
 		return made.Identity, made.renew
 	}
 	id, err := newIdentity(cluster, g, epoch, generation)
@@ -51,8 +46,12 @@ func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64, ge
 		return nil, time.Time{}
 	}
 	renew = now.Add(ca.GuestLife / 2)
-	c.identities[key] = madeIdentity{id, generation, renew}
-	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
+	if own == nil {
+		own = map[uint64]madeIdentity{}
+		c.identities[g.Meta.Uid] = own
+	}
+	own[epoch] = madeIdentity{id, generation, renew}
+	maps.DeleteFunc(own, func(made uint64, _ madeIdentity) bool { return made < g.Epoch }) // that of g.Epoch is in use while the guest moves
 	return id, renew
 }
 
@@ -73,7 +72,7 @@ func (c *Controller) sealed(host, uid string, f *v1.VolumeFacts) bool {
 
 // forgetIdentities drops the identities of a deleted guest.
 func (c *Controller) forgetIdentities(uid string) {
-	maps.DeleteFunc(c.identities, func(key identityKey, _ madeIdentity) bool { return key.uid == uid })
+	delete(c.identities, uid)
 }
 
 func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64, generation uint32) (*v1.Identity, error) {

@@ -18,7 +18,7 @@ func TestAGuestsCertificateIsRenewedWhileItRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &Controller{Deps: Deps{Log: slog.New(slog.DiscardHandler)}, identities: map[identityKey]madeIdentity{}}
+		c := &Controller{Deps: Deps{Log: slog.New(slog.DiscardHandler)}, identities: map[string]map[uint64]madeIdentity{}}
 		cluster := &v1.Cluster{Meta: &v1.Meta{Name: "md"}, Spec: &v1.ClusterSpec{}, CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM()}
 		g := &v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "u"}, Cluster: "md", Address: "10.77.0.10"}
 		first, renew := c.identify(cluster, g, 1, 0)
@@ -43,6 +43,33 @@ func TestAGuestsCertificateIsRenewedWhileItRuns(t *testing.T) {
 			t.Errorf("after a revocation: %v, generation %d", err, id.Generation)
 		}
 	})
+}
+
+// A failed move uses up an epoch. The identity that the guest has stays the same while the next move makes one for its target.
+func TestTheIdentityInUseStaysWhileTheGuestMoves(t *testing.T) {
+	authority, err := ca.New("md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Controller{Deps: Deps{Log: slog.New(slog.DiscardHandler)}, identities: map[string]map[uint64]madeIdentity{}}
+	cluster := &v1.Cluster{Meta: &v1.Meta{Name: "md"}, Spec: &v1.ClusterSpec{}, CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM()}
+	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "u"}, Cluster: "md", Address: "10.77.0.10", Epoch: 5}
+	used, _ := c.identify(cluster, g, 5, 0)
+	for target := uint64(6); target < 10; target++ { // of moves of which all but the last fail
+		c.identify(cluster, g, target, 0)
+		if now, _ := c.identify(cluster, g, 5, 0); now != used {
+			t.Fatalf("the guest gets another identity when one is made for epoch %d", target)
+		}
+	}
+	g.Epoch = 9
+	c.identify(cluster, g, 10, 0)
+	if n := len(c.identities["u"]); n != 2 {
+		t.Errorf("%d identities are kept", n)
+	}
+	c.forgetIdentities("u")
+	if len(c.identities) != 0 {
+		t.Error("those of a deleted guest are kept")
+	}
 }
 
 func TestASealIsForOneHostOneVolumeAndItsFacts(t *testing.T) {
