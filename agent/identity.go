@@ -194,11 +194,13 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 	}
 	askCtx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	asked := time.Now()
 	described, err := k.client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))
 	if err != nil {
 		return fmt.Errorf("ask the guest agent: %w", err)
 	}
 	d := described.Msg
+	setTime = setTime || clockIsOff(d.GetNow(), asked, time.Now())
 	if err := checkAnswer(d); err != nil {
 		return err
 	}
@@ -224,10 +226,12 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		identifyCtx, cancel := context.WithTimeout(ctx, identifyTimeout)
 		defer cancel()
 		answer, err := k.client.Identify(identifyCtx, connect.NewRequest(&v1.IdentifyRequest{Identity: full, Now: timestamppb.Now()}))
-		k.g.setStep("")
 		if err != nil {
-			return fmt.Errorf("give the guest its identity: %w", err)
+			err = fmt.Errorf("give the guest its identity: %w", err)
+			k.g.setStep("%s", printable.Line(err.Error(), 300)) // the guest may have chosen the text
+			return err
 		}
+		k.g.setStep("")
 		d = answer.Msg.Description
 		if err := checkAnswer(d); err != nil {
 			return err
@@ -244,6 +248,19 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		k.g.agent.publish()
 	}
 	return nil
+}
+
+// mostOff is the difference between the clocks of guest and host up to which the guest's is not set, beside what the call itself took.
+const mostOff = time.Second
+
+// clockIsOff reports whether a guest's clock, which was read between two times of the host, differs from the host's. A guest's clock
+// drifts, and one whose guest was moved to a host with another frequency may run much too fast.
+func clockIsOff(guest *timestamppb.Timestamp, asked, answered time.Time) bool {
+	if guest == nil {
+		return false
+	}
+	now := guest.AsTime()
+	return now.Before(asked.Add(-mostOff)) || now.After(answered.Add(mostOff))
 }
 
 // checkAnswer refuses an answer of which the keeper would keep too much.

@@ -171,7 +171,7 @@ func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how strin
 	return struck, how
 }
 
-// A site that is cut off for a minute continues. When it comes back, its guests are still the same, a program over both sites
+// A site that is cut off for six minutes continues: longer than launchers and their connections wait by default. When it comes back, its guests are still the same, a program over both sites
 // goes on, and the guests of clusters that were deleted meanwhile are ended.
 func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 	full(t)
@@ -191,7 +191,7 @@ func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 	}
 	refused(t, []string{"not reachable"}, "migrate", "island-0", "--to", "b1")
 	must(t, "cluster", "delete", "wreck")
-	time.Sleep(time.Until(cut.Add(time.Minute))) // the duration of the cut
+	time.Sleep(time.Until(cut.Add(6 * time.Minute))) // the duration of the cut
 	if n := copies(wreck.Meta.UID); n != 1 {
 		t.Errorf("%d copies of a guest that nobody can reach", n)
 	}

@@ -4038,6 +4038,7 @@ type ControlGetFileRequest struct {
 	Run           string                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
 	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
 	Offset        uint64                 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	Version       string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"` // as in GetFileRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4098,6 +4099,13 @@ func (x *ControlGetFileRequest) GetOffset() uint64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *ControlGetFileRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type ControlGetFileResponse struct {
@@ -8066,12 +8074,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x03run\x18\x02 \x01(\tR\x03run\x12-\n" +
 	"\x04file\x18\x03 \x01(\v2\x19.watari.v1.PutFileRequestR\x04file\",\n" +
 	"\x16ControlPutFileResponse\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x04R\x04size\"k\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04size\"\x85\x01\n" +
 	"\x15ControlGetFileRequest\x12\x14\n" +
 	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\tR\x03run\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\"H\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\"H\n" +
 	"\x16ControlGetFileResponse\x12.\n" +
 	"\x04file\x18\x01 \x01(\v2\x1a.watari.v1.GetFileResponseR\x04file\"\x81\x01\n" +
 	"\x0eMigrateRequest\x12\x14\n" +

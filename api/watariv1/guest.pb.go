@@ -1095,6 +1095,7 @@ type GetFileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"` // of the file whose rest is wanted: if another file is there, the answer is ABORTED. Empty: of any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1143,11 +1144,19 @@ func (x *GetFileRequest) GetOffset() uint64 {
 	return 0
 }
 
+func (x *GetFileRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 type GetFileResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // of the file, first message
-	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"` // first message
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`      // of the file, first message
+	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`      // first message
+	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"` // first message: another file at the same path has another one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1201,6 +1210,13 @@ func (x *GetFileResponse) GetMode() uint32 {
 		return x.Mode
 	}
 	return 0
+}
+
+func (x *GetFileResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type ListRunProcessesRequest struct {
@@ -1413,8 +1429,11 @@ type StartProcessRequest struct {
 	Columns   uint32                 `protobuf:"varint,9,opt,name=columns,proto3" json:"columns,omitempty"`
 	// hold_seconds: a process whose caller is not attached for so long is ended (0: never). Ranks launched
 	// from another guest end with their launcher.
-	HoldSeconds   uint32 `protobuf:"varint,10,opt,name=hold_seconds,json=holdSeconds,proto3" json:"hold_seconds,omitempty"`
-	KeepBytes     uint64 `protobuf:"varint,11,opt,name=keep_bytes,json=keepBytes,proto3" json:"keep_bytes,omitempty"` // of the end of each stream of output; 0, and at most: 64 MiB
+	HoldSeconds uint32 `protobuf:"varint,10,opt,name=hold_seconds,json=holdSeconds,proto3" json:"hold_seconds,omitempty"`
+	KeepBytes   uint64 `protobuf:"varint,11,opt,name=keep_bytes,json=keepBytes,proto3" json:"keep_bytes,omitempty"` // of the end of each stream of output; 0, and at most: 64 MiB
+	// launcher is the guest that starts a process in a peer, and an id of its memory: NAME/ID. Processes that a guest of this name started
+	// with another id have lost their launcher, and are ended.
+	Launcher      string `protobuf:"bytes,12,opt,name=launcher,proto3" json:"launcher,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1524,6 +1543,13 @@ func (x *StartProcessRequest) GetKeepBytes() uint64 {
 		return x.KeepBytes
 	}
 	return 0
+}
+
+func (x *StartProcessRequest) GetLauncher() string {
+	if x != nil {
+		return x.Launcher
+	}
+	return ""
 }
 
 type StartProcessResponse struct {
@@ -2203,14 +2229,16 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x04last\x18\x06 \x01(\bR\x04last\x12\x1c\n" +
 	"\tdirectory\x18\a \x01(\bR\tdirectory\"%\n" +
 	"\x0fPutFileResponse\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x04R\x04size\"<\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04size\"V\n" +
 	"\x0eGetFileRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"M\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\"g\n" +
 	"\x0fGetFileResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"?\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\"?\n" +
 	"\x17ListRunProcessesRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04most\x18\x02 \x01(\rR\x04most\"i\n" +
@@ -2226,7 +2254,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x03cpu\x18\x05 \x01(\x01R\x03cpu\x12\x1e\n" +
 	"\vcpu_time_ns\x18\x06 \x01(\x04R\tcpuTimeNs\x12!\n" +
 	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytesB\a\n" +
-	"\x05_rank\"\x9b\x02\n" +
+	"\x05_rank\"\xb7\x02\n" +
 	"\x13StartProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x10\n" +
@@ -2240,7 +2268,8 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\fhold_seconds\x18\n" +
 	" \x01(\rR\vholdSeconds\x12\x1d\n" +
 	"\n" +
-	"keep_bytes\x18\v \x01(\x04R\tkeepBytes\"D\n" +
+	"keep_bytes\x18\v \x01(\x04R\tkeepBytes\x12\x1a\n" +
+	"\blauncher\x18\f \x01(\tR\blauncher\"D\n" +
 	"\x14StartProcessResponse\x12,\n" +
 	"\aprocess\x18\x01 \x01(\v2\x12.watari.v1.ProcessR\aprocess\"\xb2\x02\n" +
 	"\aProcess\x12\x0e\n" +

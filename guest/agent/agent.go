@@ -5,6 +5,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -159,7 +160,9 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, err
 	}
-	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer, May: a.mayLaunch, Env: inherited}
+	memory := sync.OnceValue(rand.Text) // not before the first call: guests of one template share what was drawn before
+	launcher := func() string { return a.current().GetName() + "/" + memory() }
+	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer, May: a.mayLaunch, Env: inherited, Launcher: launcher}
 	// A launcher starts, and ends, all its programs at once. Afterwards the agent returns the memory of that work.
 	tidy := time.AfterFunc(tidyAfter, debug.FreeOSMemory)
 	go accept(listener, func(conn net.Conn) {

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 	"watari/internal/durable"
@@ -122,6 +123,14 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 	return connect.NewResponse(&v1.PutFileResponse{Size: size}), nil
 }
 
+// versionOf tells a file from another one that replaces it: by its inode.
+func versionOf(info os.FileInfo) string {
+	if stat, is := info.Sys().(*syscall.Stat_t); is {
+		return fmt.Sprintf("%d-%d", stat.Dev, stat.Ino)
+	}
+	return ""
+}
+
 // receiveFile writes the stream's content, including the first message, and returns the file's size.
 func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, mode os.FileMode, who owner) (uint64, error) {
 	part := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".watari-part")
@@ -130,6 +139,9 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 		return 0, fileError("write", path, err)
 	}
 	defer file.Close()
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return 0, connect.NewError(connect.CodeAborted, fmt.Errorf("write %s: another upload to it is under way", path))
+	}
 	at := stream.Msg().GetOffset()
 	info, err := file.Stat()
 	if err != nil {
@@ -149,6 +161,7 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 		}
 		if !stream.Receive() {
 			if err := stream.Err(); err != nil {
+				os.Remove(part)
 				return 0, err
 			}
 			info, err := file.Stat()
@@ -196,8 +209,12 @@ func (s *guestService) GetFile(ctx context.Context, r *connect.Request[v1.GetFil
 	if !info.Mode().IsRegular() {
 		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("read %s: not a file", path))
 	}
+	version := versionOf(info)
+	if r.Msg.GetOffset() > 0 && r.Msg.GetVersion() != "" && r.Msg.GetVersion() != version {
+		return connect.NewError(connect.CodeAborted, fmt.Errorf("read %s: it was replaced while it was read", path))
+	}
 	reader := io.NewSectionReader(file, int64(r.Msg.GetOffset()), max(info.Size()-int64(r.Msg.GetOffset()), 0))
-	message := &v1.GetFileResponse{Size: uint64(info.Size()), Mode: uint32(info.Mode().Perm())}
+	message := &v1.GetFileResponse{Size: uint64(info.Size()), Mode: uint32(info.Mode().Perm()), Version: version}
 	buf := make([]byte, outputChunk)
 	for {
 		n, err := reader.Read(buf)

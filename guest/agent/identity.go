@@ -3,6 +3,7 @@ package agent
 // identity.go - puts an identity in force: names, users, certificates, files for MPI.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -232,8 +233,13 @@ func hostfile(line string, peers []*v1.Peer) []byte {
 	return b
 }
 
-// writeFile replaces a file atomically.
+// writeFile replaces a file atomically. It writes nothing if the file is like that already: the file system may be full.
 func writeFile(path string, text []byte, mode os.FileMode) error {
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, text) {
+		if info, err := os.Lstat(path); err == nil && info.Mode() == mode {
+			return nil
+		}
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}

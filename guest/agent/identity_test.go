@@ -116,3 +116,25 @@ func TestPathsInTheHome(t *testing.T) {
 		}
 	}
 }
+
+// The file system may be full when a guest gets a new identity, of which most is as before.
+func TestAFileThatIsAsWantedIsNotWrittenAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hosts")
+	write := func(text string, mode os.FileMode) os.FileInfo {
+		if err := writeFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	first := write("one", 0o644)
+	if !os.SameFile(first, write("one", 0o644)) {
+		t.Error("it is written again")
+	}
+	if os.SameFile(first, write("two", 0o644)) || write("two", 0o600).Mode() != 0o600 {
+		t.Error("a change is not written")
+	}
+}

@@ -76,6 +76,9 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 	if err := ctx.Err(); err != nil {
 		return nil, err // the caller has given up and may have forgotten the process, so do not start it
 	}
+	if s.peers && request.GetLauncher() != "" {
+		s.agent.processes.EndOfOtherLaunchers(request.GetLauncher())
+	}
 	p, err := s.agent.processes.Start(request)
 	if err != nil {
 		return nil, code(err)

@@ -58,6 +58,75 @@ func put(t *testing.T, guests watariv1connect.GuestServiceClient, messages ...*v
 	return r.Msg.GetSize(), nil
 }
 
+// Who reads on after a lost connection must not get the rest of another file.
+func TestTheRestOfAReplacedFileIsNotRead(t *testing.T) {
+	guests, _ := host(t, newAgent(t))
+	path := filepath.Join(t.TempDir(), "file")
+	replace := func(text string) {
+		if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(offset uint64, version string) (string, string, error) {
+		stream, err := guests.GetFile(t.Context(), connect.NewRequest(&v1.GetFileRequest{Path: path, Offset: offset, Version: version}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		text, seen := "", ""
+		for stream.Receive() {
+			text, seen = text+string(stream.Msg().Data), seen+stream.Msg().Version
+		}
+		return text, seen, stream.Err()
+	}
+	replace("old text")
+	_, version, err := read(0, "")
+	if err != nil || version == "" {
+		t.Fatal(version, err)
+	}
+	if rest, _, err := read(4, version); err != nil || rest != "text" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	replace("new file")
+	if rest, _, err := read(4, version); connect.CodeOf(err) != connect.CodeAborted || rest != "" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	if rest, _, err := read(4, ""); err != nil || rest != "file" { // an older client
+		t.Errorf("%q, %v", rest, err)
+	}
+}
+
+func TestTwoUploadsToOneFileDoNotMix(t *testing.T) {
+	guests, _ := host(t, newAgent(t))
+	path := filepath.Join(t.TempDir(), "file")
+	first := guests.PutFile(t.Context())
+	if err := first.Send(&v1.PutFileRequest{Path: path, Data: []byte("first ")}); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(path), ".file.watari-part")); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := put(t, guests, &v1.PutFileRequest{Path: path, Data: []byte("second"), Last: true}); connect.CodeOf(err) != connect.CodeAborted {
+		t.Errorf("a second upload at the same time: %v", err)
+	}
+	if err := first.Send(&v1.PutFileRequest{Data: []byte("whole"), Last: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.CloseAndReceive(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(path); string(b) != "first whole" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 func TestFilesAreTakenUpWhereTheyWereLeft(t *testing.T) {
 	guests, _ := host(t, newAgent(t))
 	path := filepath.Join(t.TempDir(), "a/b/file")

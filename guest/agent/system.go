@@ -201,7 +201,8 @@ func (a *Agent) startSSH() {
 		}
 	}
 	os.MkdirAll("/run/sshd", 0o755)
-	if out, err := exec.Command(server).CombinedOutput(); err != nil {
+	// The kernel may kill programs of its sessions when memory is short, unlike the agent.
+	if out, err := exec.Command("/bin/sh", "-c", `echo 0 >/proc/self/oom_score_adj; exec "$0"`, server).CombinedOutput(); err != nil {
 		a.log.Warn("start SSH server", "error", err, "output", string(out))
 		return
 	}

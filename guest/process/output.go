@@ -30,6 +30,7 @@ type output struct {
 	kept    uint64        // offset of the first byte that is not dropped
 	limit   uint64        // bytes
 	closed  bool          // the process will write no more
+	removed bool          // the file is gone
 	changed chan struct{} // closed and replaced when size or closed changes
 }
 
@@ -71,6 +72,9 @@ func reopenOutput(path string) (*output, error) {
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.removed {
+		return len(b), nil // whoever still writes must not be ended by that
+	}
 	defer o.wakeReaders()
 	for done := 0; ; {
 		n, err := o.append(b[done:])
@@ -179,6 +183,7 @@ func (o *output) remove() {
 	o.end()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.removed = true
 	os.Remove(o.file.Name())
 	o.file.Close()
 }

@@ -44,9 +44,13 @@ type Process struct {
 	terminal    *os.File // nil: no terminal
 	readers     sync.WaitGroup
 	forgotten   atomic.Bool // Forget has been called
+	unwanted    func()      // called at the end; nil: nothing to call
 
 	mu       sync.Mutex
 	pid      int // 0: not running
+	leader   int // of the process's session, also after its end; 0: not known
+	born     uint64
+	toEnd    bool // it has got a signal that is to end it
 	exitCode int32
 	message  string
 	ended    time.Time
@@ -76,6 +80,9 @@ func (p *Process) launch() {
 	pid := command.Process.Pid
 	p.mu.Lock()
 	p.pid = pid
+	if _, born, err := sessionOf(pid); err == nil && !p.request.GetTty() {
+		p.leader, p.born = pid, born
+	}
 	p.mu.Unlock()
 	// The kernel may kill programs when memory is short, but not the agent.
 	os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte("0"), 0)
@@ -143,7 +150,21 @@ func (p *Process) finish(code int32, message string) {
 	p.mu.Unlock()
 	p.stdout.end()
 	p.stderr.end()
-	close(p.done)
+	p.endRest()
+	if close(p.done); p.unwanted != nil {
+		p.unwanted()
+	}
+}
+
+// endRest kills what is left of the process's session, if the process was to be ended: a program may have given its children groups of
+// their own, which signals to its group do not reach.
+func (p *Process) endRest() {
+	p.mu.Lock()
+	leader, born, rest := p.leader, p.born, p.toEnd && !p.ended.IsZero()
+	p.mu.Unlock()
+	if rest && leader != 0 {
+		killSession(leader, born)
+	}
 }
 
 // Describe returns the current state of the process.
@@ -172,6 +193,10 @@ func (p *Process) Signal(signal int32) error {
 	defer p.mu.Unlock()
 	if p.pid == 0 {
 		return nil
+	}
+	switch unix.Signal(signal) {
+	case unix.SIGINT, unix.SIGTERM, unix.SIGKILL:
+		p.toEnd = true
 	}
 	if signal == int32(unix.SIGKILL) && !p.request.GetTty() {
 		if _, born, err := sessionOf(p.pid); err == nil {

@@ -147,6 +147,81 @@ func TestAKillReachesTheWholeSession(t *testing.T) {
 	awaitMarked(t, "killed", func(list []*v1.RunProcess) bool { return len(list) == 0 })
 }
 
+// A program that is ended may have given its children groups of their own, and end before them.
+func TestNothingIsLeftOfAProgramThatIsEnded(t *testing.T) {
+	for name, end := range map[string]func(*Table, *Process) error{
+		"by a signal":        func(_ *Table, p *Process) error { return p.Signal(15) },
+		"as it is forgotten": func(table *Table, p *Process) error { table.Forget(p.request.Id); return nil },
+	} {
+		table := newTable(t)
+		id := "ended-" + strings.ReplaceAll(name, " ", "-")
+		p := start(t, table, shell(id, "set -m; sleep 1004 & trap exit TERM; echo up; wait"))
+		waitFor(t, p, "up\n")
+		if err := end(table, p); err != nil {
+			t.Fatal(err)
+		}
+		ended(t, p)
+		awaitMarked(t, id, func(list []*v1.RunProcess) bool { return len(list) == 0 })
+	}
+}
+
+// What a program leaves running on purpose goes on when the program is forgotten, and may write.
+func TestADaemonOutlivesTheCommandThatStartedIt(t *testing.T) {
+	table := newTable(t)
+	mark := filepath.Join(t.TempDir(), "mark")
+	p := start(t, table, shell("daemon", "(for i in $(seq 10); do sleep 0.1; echo tick; done; touch "+mark+") &"))
+	ended(t, p)
+	table.Forget("daemon")
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if _, err := os.Stat(mark); err == nil {
+			return
+		} else if time.Now().After(end) {
+			t.Fatal("the daemon was ended by its output")
+		}
+	}
+}
+
+// The guest from which a command was started was started anew: nobody will ask for the command again.
+func TestCommandsOfAnEarlierLauncherAreEnded(t *testing.T) {
+	table := newTable(t)
+	launched := func(id, launcher string) *Process {
+		request := shell(id, "echo up; sleep 1005")
+		request.Launcher = launcher
+		p := start(t, table, request)
+		waitFor(t, p, "up\n")
+		return p
+	}
+	earlier, same, other := launched("earlier", "md-0/A"), launched("same", "md-0/B"), launched("other", "md-01/A")
+	table.EndOfOtherLaunchers("md-0/B")
+	ended(t, earlier)
+	for _, p := range []*Process{same, other} {
+		if !p.Describe().GetRunning() {
+			t.Errorf("%s was ended, too", p.request.Id)
+		}
+		table.Forget(p.request.Id)
+	}
+}
+
+func TestAnEndedProcessThatNobodyAsksForIsForgotten(t *testing.T) {
+	table := newTable(t)
+	p := start(t, table, shell("a", "true"))
+	ended(t, p)
+	detach := p.Attach()
+	table.forgetUnwanted(p, 20*time.Millisecond)
+	time.Sleep(100 * time.Millisecond)
+	if _, err := table.Get("a"); err != nil {
+		t.Fatalf("it is forgotten while somebody is attached: %v", err)
+	}
+	detach()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := table.Get("a"); err != nil {
+			return
+		} else if time.Now().After(end) {
+			t.Fatal("it stays")
+		}
+	}
+}
+
 // waitFor waits until stdout begins with want.
 func waitFor(t *testing.T, p *Process, want string) {
 	t.Helper()

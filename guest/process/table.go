@@ -79,6 +79,9 @@ func (t *Table) enter(request *v1.StartProcessRequest) (p *Process, fresh bool, 
 		return nil, false, fmt.Errorf("start process %s: %w", request.GetId(), err)
 	}
 	t.processes[request.GetId()] = p
+	if hold := time.Duration(request.GetHoldSeconds()) * time.Second; hold > 0 {
+		p.unwanted = func() { t.forgetUnwanted(p, 2*hold+unwantedAfter) }
+	}
 	return p, true, nil
 }
 
@@ -103,6 +106,19 @@ func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 	return p, nil
 }
 
+// EndOfOtherLaunchers ends the processes that the launcher's guest started with another memory: before it was started anew. launcher is
+// NAME/ID.
+func (t *Table) EndOfOtherLaunchers(launcher string) {
+	guest, _, _ := strings.Cut(launcher, "/")
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, p := range t.processes {
+		if other := p.request.GetLauncher(); other != launcher && strings.HasPrefix(other, guest+"/") {
+			go t.Forget(id)
+		}
+	}
+}
+
 // Get returns a process.
 func (t *Table) Get(id string) (*Process, error) {
 	t.mu.Lock()
@@ -125,6 +141,24 @@ func (t *Table) List() []*v1.Process {
 		return a.GetStarted().AsTime().Compare(b.GetStarted().AsTime())
 	})
 	return list
+}
+
+// unwantedAfter is how long, beside twice the hold time, a process that has ended is kept though nobody is attached.
+const unwantedAfter = 10 * time.Minute
+
+// forgetUnwanted forgets a process that has ended, once nobody has been attached for a while: whoever should have forgotten it has gone
+// away.
+func (t *Table) forgetUnwanted(p *Process, after time.Duration) {
+	time.AfterFunc(after, func() {
+		p.mu.Lock()
+		wanted := p.attached > 0
+		p.mu.Unlock()
+		if wanted {
+			t.forgetUnwanted(p, after)
+			return
+		}
+		t.Forget(p.request.GetId())
+	})
 }
 
 // Forget ends a process if it is running, and deletes its output. The process is listed until it has ended. An unknown id is not an

@@ -108,10 +108,10 @@ func (l *launcher) receive(take func(kind byte, b []byte)) error {
 	return errors.Join(err, failure)
 }
 
-// arguments reads the command line. It reads to the end even if the command line is too long.
-func (l *launcher) arguments() ([]string, error) {
+// arguments reads the command line. It reads to the end even if the command line is too long, or is not to be kept.
+func (l *launcher) arguments(keep bool) ([]string, error) {
 	var text strings.Builder
-	tooLong := false
+	tooLong := !keep
 	for complete := false; !complete; {
 		err := l.receive(func(kind byte, b []byte) {
 			switch kind {

@@ -4,6 +4,7 @@
 package rsh
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -21,10 +22,14 @@ import (
 )
 
 const (
-	// patience is how long a peer may be unreachable before a command fails. The peer may be moving.
+	// patience is how long a peer may be unreachable before the start of a command fails. The peer may be moving.
 	patience = 2 * time.Minute
+	// attachPatience is the same for a command that runs: longer than the leases of guests. If a guest is lost, the manager ends the run.
+	attachPatience = time.Hour
 	// hold is how long the peer keeps the process without a connection, in seconds.
-	hold = 120
+	hold = 3600 + 120
+	// argumentsTime is how long a launcher may take to send its command line.
+	argumentsTime = 30 * time.Second
 	// forgetPatience is how long the agent tries to make the peer drop a command that has lost its launcher.
 	forgetPatience = time.Minute
 	// failed is the exit status of ssh when it, and not the command, fails.
@@ -38,6 +43,8 @@ type Peers struct {
 	Call func(ctx context.Context, host string) (context.Context, error)
 	// May returns an error if a user of the guest may not start processes in others.
 	May func(uid uint32) error
+	// Launcher identifies this guest's memory to its peers: NAME/ID.
+	Launcher func() string
 	// Env returns environment variables for the command that a process of the guest starts in a peer; nil: none.
 	Env func(pid int32) []string
 }
@@ -47,6 +54,7 @@ type session struct {
 	client   watariv1connect.ProcessServiceClient
 	id, host string
 	env      []string
+	from     string // Peers.Launcher
 	launcher *launcher
 	outputs  [2]uint64 // bytes of stdout and stderr that were passed on
 	input    *input    // nil: the command has none
@@ -60,16 +68,15 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	if err != nil {
 		return
 	}
-	args, err := l.arguments()
+	var a arguments
+	env, refused := p.admit(conn)
+	conn.SetReadDeadline(time.Now().Add(argumentsTime))
+	args, err := l.arguments(refused == nil) // nothing is kept of what others send
 	if errors.Is(err, errLauncherGone) {
 		return
 	}
-	var a arguments
-	var env []string
-	if err == nil {
-		env, err = p.admit(conn)
-	}
-	if err == nil {
+	conn.SetReadDeadline(time.Time{})
+	if err = cmp.Or(refused, err); err == nil {
 		a, err = parse(args)
 	}
 	if err != nil {
@@ -82,6 +89,9 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, env: env, launcher: l}
+	if p.Launcher != nil {
+		s.from = p.Launcher()
+	}
 	if !a.noInput {
 		s.input = newInput(l.ask)
 	}
@@ -142,7 +152,7 @@ func (s *session) run(ctx context.Context, a arguments) (int, error) {
 	var ended *v1.Process
 	if err == nil && code == 0 {
 		s.signals.passTo(func(signal syscall.Signal) { s.pass(ctx, signal) })
-		err = retry(ctx, func() (err error) {
+		err = retry(ctx, attachPatience, func() (err error) {
 			ended, err = s.attach(ctx)
 			return err
 		})
@@ -172,9 +182,9 @@ func (s *session) start(ctx context.Context, a arguments) (code int, err error) 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.signals.passTo(func(signal syscall.Signal) { cancel(signalled(signal)) })
-	err = retry(ctx, func() error {
+	err = retry(ctx, patience, func() error {
 		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
-			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Env: s.env, Stdin: s.input != nil, HoldSeconds: hold,
+			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Env: s.env, Stdin: s.input != nil, HoldSeconds: hold, Launcher: s.from,
 		}))
 		if err != nil && ctx.Err() == nil {
 			// A restarted peer resets the kept connection to its earlier copy. Starting a process again under the same id is
@@ -199,14 +209,14 @@ func (s signalled) Error() string { return syscall.Signal(s).String() }
 func (s *session) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, forgetPatience)
 	defer cancel()
-	retry(ctx, func() error {
+	retry(ctx, patience, func() error {
 		_, err := s.client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: s.id}))
 		return err
 	})
 }
 
 // retry repeats do after lost connections, until do succeeds or patience has passed.
-func retry(ctx context.Context, do func() error) error {
+func retry(ctx context.Context, patience time.Duration, do func() error) error {
 	begun := time.Now()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		tried := time.Now()
@@ -214,7 +224,7 @@ func retry(ctx context.Context, do func() error) error {
 		if err == nil || connect.CodeOf(err) != connect.CodeUnavailable {
 			return err
 		}
-		if time.Since(tried) > patience/4 { // the connection had worked: begin a new period of patience
+		if time.Since(tried) > min(patience, time.Minute)/4 { // the connection had worked: begin a new period of patience
 			begun = time.Now()
 		}
 		if time.Since(begun) > patience {

@@ -3,6 +3,7 @@ package api
 // files.go - files to and from guests.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -143,19 +144,20 @@ func (s *Server) GetFile(ctx context.Context, r *connect.Request[v1.ControlGetFi
 	if err != nil {
 		return err
 	}
-	offset := r.Msg.Offset
+	offset, version := r.Msg.Offset, r.Msg.Version
 	err = s.retry(ctx, from.guest.Meta.Name, from.guest.Meta.Uid, func(g *v1.Guest, alive func()) error {
 		client, err := s.files(g)
 		if err != nil {
 			return err
 		}
-		in, err := client.GetFile(ctx, connect.NewRequest(&v1.GetFileRequest{Path: from.path, Offset: offset}))
+		in, err := client.GetFile(ctx, connect.NewRequest(&v1.GetFileRequest{Path: from.path, Offset: offset, Version: version}))
 		if err != nil {
 			return err
 		}
 		defer in.Close()
 		for in.Receive() {
 			alive()
+			version = cmp.Or(in.Msg().Version, version)
 			if err := out.Send(&v1.ControlGetFileResponse{File: in.Msg()}); err != nil {
 				return final{err} // the caller is gone
 			}

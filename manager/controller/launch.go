@@ -26,20 +26,22 @@ const (
 // They name the guest's launcher. They keep Open MPI from searching for transports that a guest does not have: under
 // emulation that takes longer than the rest of the start.
 var openMPI = map[string]string{
-	"OMPI_MCA_plm_rsh_agent":         launcher,
-	"OMPI_MCA_orte_default_hostfile": hostfile,
-	"OMPI_MCA_pml":                   "ob1",
-	"OMPI_MCA_btl":                   "self,vader,tcp",
-	"OMPI_MCA_osc":                   "^ucx",
-	"OMPI_MCA_btl_tcp_if_exclude":    "lo",
-	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
+	"OMPI_MCA_plm_rsh_agent":          launcher,
+	"OMPI_MCA_orte_default_hostfile":  hostfile,
+	"OMPI_MCA_pml":                    "ob1",
+	"OMPI_MCA_btl":                    "self,vader,tcp",
+	"OMPI_MCA_osc":                    "^ucx",
+	"OMPI_MCA_btl_tcp_if_exclude":     "lo",
+	"OMPI_MCA_oob_tcp_if_exclude":     "lo",
+	"OMPI_MCA_oob_tcp_keepalive_time": "0", // otherwise a guest that is unreachable for some minutes would end the run
 }
 
 // prrte are the same parameters for PRRTE, the separate launcher of Open MPI since 5.0.
 var prrte = map[string]string{
-	"PRTE_MCA_plm_ssh_agent":         launcher,
-	"PRTE_MCA_prte_default_hostfile": hostfile,
-	"PRTE_MCA_prte_if_exclude":       "lo",
+	"PRTE_MCA_plm_ssh_agent":          launcher,
+	"PRTE_MCA_prte_default_hostfile":  hostfile,
+	"PRTE_MCA_prte_if_exclude":        "lo",
+	"PRTE_MCA_oob_tcp_keepalive_time": "0",
 }
 
 // openMPIOverPM are further parameters, or other values, if PM carries the messages.

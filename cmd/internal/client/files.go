@@ -90,7 +90,7 @@ func (c *Client) Get(ctx context.Context, from Place, local string, progress fun
 	}
 	defer os.Remove(file.Name())
 	defer file.Close()
-	mode, err := c.Read(ctx, from, file, progress)
+	mode, err := c.readAnew(ctx, from, file, progress)
 	if err != nil {
 		return err
 	}
@@ -100,13 +100,30 @@ func (c *Client) Get(ctx context.Context, from Place, local string, progress fun
 	return os.Rename(file.Name(), local)
 }
 
-// Read writes a file of the guests to w and returns its permission bits.
+// mostBegun is how often a file is read from its beginning because it was replaced meanwhile.
+const mostBegun = 5
+
+// readAnew reads a file of the guests into another one, from the beginning if it is replaced meanwhile.
+func (c *Client) readAnew(ctx context.Context, from Place, to *os.File, progress func(got, size int64)) (mode os.FileMode, err error) {
+	for range mostBegun {
+		if mode, err = c.Read(ctx, from, to, progress); connect.CodeOf(err) != connect.CodeAborted || err == nil {
+			return mode, err
+		}
+		if _, failed := to.Seek(0, io.SeekStart); failed != nil || to.Truncate(0) != nil {
+			return mode, err
+		}
+	}
+	return mode, err
+}
+
+// Read writes a file of the guests to w and returns its permission bits. If the file is replaced while it is read, the error is ABORTED.
 func (c *Client) Read(ctx context.Context, from Place, w io.Writer, progress func(got, size int64)) (os.FileMode, error) {
 	var got, size uint64
+	version := ""
 	mode := os.FileMode(0o644)
 	err := c.Patiently(ctx, nil, func(alive func()) error {
 		stream, err := c.GetFile(ctx, connect.NewRequest(&v1.ControlGetFileRequest{
-			Guest: from.Guest, Run: from.Run, Path: from.Path, Offset: got}))
+			Guest: from.Guest, Run: from.Run, Path: from.Path, Offset: got, Version: version}))
 		if err != nil {
 			return err
 		}
@@ -114,6 +131,9 @@ func (c *Client) Read(ctx context.Context, from Place, w io.Writer, progress fun
 		for stream.Receive() {
 			alive()
 			part := stream.Msg().GetFile()
+			if part.GetVersion() != "" {
+				version = part.Version
+			}
 			if part.GetSize() > 0 {
 				size = part.GetSize()
 			}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,8 +112,28 @@ func carry(ctx context.Context, env *cli.Env, guest string, args []string, f for
 		if err != nil {
 			return w.explain(ctx, fmt.Errorf("connect to port %d of guest %s: %w", wanted[0].guest, guest, err))
 		}
-		forward.Join(conn, standard{env.In, env.Out})
-		return nil
+		defer conn.Close()
+		go func() {
+			io.Copy(conn, env.In)
+			conn.Close() // only this direction
+		}()
+		ended := make(chan struct{})
+		go func() {
+			io.Copy(env.Out, conn)
+			close(ended)
+		}()
+		// The end of the guest's side is the command's: a read of standard input may last for ever.
+		select {
+		case <-ctx.Done():
+			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
+		case <-ended:
+		}
+		select {
+		case <-w.client.Ended():
+			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
+		default:
+			return nil
+		}
 	}
 	for _, l := range w.listeners {
 		env.Notef("%s -> %s:%d", l.Addr(), guest, l.port)
@@ -126,14 +145,6 @@ func carry(ctx context.Context, env *cli.Env, guest string, args []string, f for
 	}
 	return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
 }
-
-// standard is standard input and output as one connection. Its end is the command's end.
-type standard struct {
-	io.Reader
-	io.Writer
-}
-
-func (standard) Close() error { return os.Stdin.Close() }
 
 type listening struct {
 	net.Listener

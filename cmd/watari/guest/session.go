@@ -18,8 +18,9 @@ import (
 
 const (
 	inputChunk = 32 << 10
-	// inputAhead is how many bytes of input may be unacknowledged before reading stops.
-	inputAhead = 1 << 20
+	// inputAhead is how many bytes of input may be unacknowledged before reading stops. The manager takes no more messages, such as signals,
+	// while it holds 1 MiB.
+	inputAhead = 1<<20 - 2*inputChunk
 )
 
 // session is a command in a guest with its streams. It may use several connections in turn.
