@@ -54,6 +54,7 @@ type identityKeeper struct {
 	cpu     cpuReadings
 	list    string // hash of the list of guests that the guest must have
 	stale   bool   // the guest has an earlier list
+	refused string // why the guest refused its identity; of the keeper's goroutine alone
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {
@@ -200,7 +201,7 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		return fmt.Errorf("ask the guest agent: %w", err)
 	}
 	d := described.Msg
-	setTime = setTime || clockIsOff(d.GetNow(), asked, time.Now())
+	drifted := clockIsOff(d.GetNow(), asked, time.Now())
 	if err := checkAnswer(d); err != nil {
 		return err
 	}
@@ -212,9 +213,14 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		k.g.setStep("%s", tooOldToMount)
 		return errors.New(tooOldToMount)
 	}
-	if setTime && d.GuestUid != "" {
-		if _, err := k.client.SetTime(askCtx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
+	if (setTime || drifted) && d.GuestUid != "" {
+		setCtx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		_, err := k.client.SetTime(setCtx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()}))
+		if err != nil && setTime {
 			return fmt.Errorf("set the guest's clock: %w", err)
+		} else if err != nil {
+			k.g.log.Debug("the guest's clock was not set", "error", err) // it is tried again
 		}
 	}
 	same := bytes.Equal(given, sum) && d.GuestUid == identity.GuestUid && d.Epoch == identity.Epoch && d.PeersHash == hash
@@ -222,15 +228,19 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		full := proto.CloneOf(identity)
 		full.Entropy = make([]byte, 64)
 		rand.Read(full.Entropy)
-		k.g.setStep("giving the guest its identity")
+		if k.refused == "" {
+			k.g.setStep("giving the guest its identity")
+		}
 		identifyCtx, cancel := context.WithTimeout(ctx, identifyTimeout)
 		defer cancel()
 		answer, err := k.client.Identify(identifyCtx, connect.NewRequest(&v1.IdentifyRequest{Identity: full, Now: timestamppb.Now()}))
 		if err != nil {
 			err = fmt.Errorf("give the guest its identity: %w", err)
-			k.g.setStep("%s", printable.Line(err.Error(), 300)) // the guest may have chosen the text
+			k.refused = printable.Line(err.Error(), 300) // the guest may have chosen the text
+			k.g.setStep("%s", k.refused)
 			return err
 		}
+		k.refused = ""
 		k.g.setStep("")
 		d = answer.Msg.Description
 		if err := checkAnswer(d); err != nil {

@@ -79,10 +79,10 @@ func (a *Admission) CreateCluster(r ClusterRequest) (change Change, err error) {
 	if err := checkSpec(spec); err != nil {
 		return change, err
 	}
-	if err := storable(spec.Guests, r.MaxOps); err != nil {
+	if existed, err := a.equalCluster(name, spec); existed || err != nil {
 		return change, err
 	}
-	if existed, err := a.equalCluster(name, spec); existed || err != nil {
+	if err := storable(spec.Guests, r.MaxOps); err != nil {
 		return change, err
 	}
 	image, platforms, err := a.admissible(spec)

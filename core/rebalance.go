@@ -451,7 +451,7 @@ func (p *pass) rebalance() {
 		for first := i; first >= 0 && (first == i || m.Group != 0 && plan[first].Group == m.Group); first-- {
 			moved, to := places.guests[plan[first].Guest], places.Hosts[plan[first].To].Name
 			p.openRoom().take(to, moved.Shape)
-			p.look().begins(moved, m.Policy, to)
+			p.look().begins(moved, plan[first].Policy, to)
 		}
 	}
 }

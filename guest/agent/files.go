@@ -123,6 +123,13 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 	return connect.NewResponse(&v1.PutFileResponse{Size: size}), nil
 }
 
+// replaced reports whether another file is at the path of an open one, or none.
+func replaced(file *os.File, path string) bool {
+	open, err := file.Stat()
+	there, other := os.Lstat(path)
+	return err != nil || other != nil || !os.SameFile(open, there)
+}
+
 // versionOf tells a file from another one that replaces it: by its inode.
 func versionOf(info os.FileInfo) string {
 	if stat, is := info.Sys().(*syscall.Stat_t); is {
@@ -139,8 +146,8 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 		return 0, fileError("write", path, err)
 	}
 	defer file.Close()
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return 0, connect.NewError(connect.CodeAborted, fmt.Errorf("write %s: another upload to it is under way", path))
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) || err == nil && replaced(file, part) {
+		return 0, connect.NewError(connect.CodeUnavailable, fmt.Errorf("write %s: another upload to it is under way", path)) // or its caller has just gone
 	}
 	at := stream.Msg().GetOffset()
 	info, err := file.Stat()
@@ -176,8 +183,8 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 		func() error { return file.Chmod(mode) },
 		func() error { return who.own(part) },
 		file.Sync, // on a volume, a file without its content could be left otherwise
-		file.Close,
 		func() error { return os.Rename(part, path) },
+		file.Close, // this unlocks it
 	} {
 		if err := step(); err != nil {
 			return 0, fileError("finish", path, err)

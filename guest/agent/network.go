@@ -42,6 +42,10 @@ func raiseLoopback() error {
 // configureNetwork gives the interface its address, and routes everything through the host, which is at a
 // link-local address behind a fixed MAC address. There is no ARP.
 func configureNetwork(c checked) error {
+	// A connection with unanswered data ends after so many tries: after about 65 minutes, instead of 15. A guest may be unreachable for long.
+	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_retries2", []byte("40"), 0); err != nil {
+		return fmt.Errorf("let connections outlive an outage: %w", err)
+	}
 	if err := raiseLoopback(); err != nil {
 		return err
 	}

@@ -113,7 +113,7 @@ func TestTwoUploadsToOneFileDoNotMix(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := put(t, guests, &v1.PutFileRequest{Path: path, Data: []byte("second"), Last: true}); connect.CodeOf(err) != connect.CodeAborted {
+	if _, err := put(t, guests, &v1.PutFileRequest{Path: path, Data: []byte("second"), Last: true}); connect.CodeOf(err) != connect.CodeUnavailable {
 		t.Errorf("a second upload at the same time: %v", err)
 	}
 	if err := first.Send(&v1.PutFileRequest{Data: []byte("whole"), Last: true}); err != nil {

@@ -45,12 +45,13 @@ type Process struct {
 	readers     sync.WaitGroup
 	forgotten   atomic.Bool // Forget has been called
 	unwanted    func()      // called at the end; nil: nothing to call
+	forgetting  *time.Timer // of Table.forgetUnwanted; protected by mu
 
 	mu       sync.Mutex
 	pid      int // 0: not running
 	leader   int // of the process's session, also after its end; 0: not known
 	born     uint64
-	toEnd    bool // it has got a signal that is to end it
+	toldEnd  time.Time // when it last got a signal that is to end it; zero: never
 	exitCode int32
 	message  string
 	ended    time.Time
@@ -156,14 +157,18 @@ func (p *Process) finish(code int32, message string) {
 	}
 }
 
-// endRest kills what is left of the process's session, if the process was to be ended: a program may have given its children groups of
-// their own, which signals to its group do not reach.
+// restGrace is how long what is left of a process that was to be ended has to end by itself: it may save something. A process that ends
+// later than that after a signal has gone on, and ends by itself.
+const restGrace = 5 * time.Second
+
+// endRest kills what is left of the process's session after restGrace, if the process has ended because it was to be ended: a program may
+// have given its children groups of their own, which signals to its group do not reach.
 func (p *Process) endRest() {
 	p.mu.Lock()
-	leader, born, rest := p.leader, p.born, p.toEnd && !p.ended.IsZero()
+	leader, born, told := p.leader, p.born, p.toldEnd
 	p.mu.Unlock()
-	if rest && leader != 0 {
-		killSession(leader, born)
+	if leader != 0 && !told.IsZero() && time.Since(told) < 2*restGrace {
+		time.AfterFunc(restGrace, func() { killSession(leader, born) })
 	}
 }
 
@@ -196,7 +201,7 @@ func (p *Process) Signal(signal int32) error {
 	}
 	switch unix.Signal(signal) {
 	case unix.SIGINT, unix.SIGTERM, unix.SIGKILL:
-		p.toEnd = true
+		p.toldEnd = time.Now()
 	}
 	if signal == int32(unix.SIGKILL) && !p.request.GetTty() {
 		if _, born, err := sessionOf(p.pid); err == nil {

@@ -204,15 +204,22 @@ func TestCommandsOfAnEarlierLauncherAreEnded(t *testing.T) {
 
 func TestAnEndedProcessThatNobodyAsksForIsForgotten(t *testing.T) {
 	table := newTable(t)
-	p := start(t, table, shell("a", "true"))
+	request := shell("a", "true")
+	request.HoldSeconds = 1
+	p := start(t, table, request)
 	ended(t, p)
 	detach := p.Attach()
-	table.forgetUnwanted(p, 20*time.Millisecond)
+	soon := func() {
+		table.forgetUnwanted(p)
+		p.forgetting.Reset(20 * time.Millisecond)
+	}
+	soon()
 	time.Sleep(100 * time.Millisecond)
 	if _, err := table.Get("a"); err != nil {
 		t.Fatalf("it is forgotten while somebody is attached: %v", err)
 	}
 	detach()
+	soon()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := table.Get("a"); err != nil {
 			return

@@ -73,6 +73,7 @@ func (t *Table) takeOver() error {
 			continue
 		}
 		t.processes[p.request.GetId()] = p
+		t.forgetUnwanted(p)
 	}
 	return nil
 }

@@ -79,9 +79,7 @@ func (t *Table) enter(request *v1.StartProcessRequest) (p *Process, fresh bool, 
 		return nil, false, fmt.Errorf("start process %s: %w", request.GetId(), err)
 	}
 	t.processes[request.GetId()] = p
-	if hold := time.Duration(request.GetHoldSeconds()) * time.Second; hold > 0 {
-		p.unwanted = func() { t.forgetUnwanted(p, 2*hold+unwantedAfter) }
-	}
+	p.unwanted = func() { t.forgetUnwanted(p) }
 	return p, true, nil
 }
 
@@ -146,18 +144,24 @@ func (t *Table) List() []*v1.Process {
 // unwantedAfter is how long, beside twice the hold time, a process that has ended is kept though nobody is attached.
 const unwantedAfter = 10 * time.Minute
 
-// forgetUnwanted forgets a process that has ended, once nobody has been attached for a while: whoever should have forgotten it has gone
-// away.
-func (t *Table) forgetUnwanted(p *Process, after time.Duration) {
-	time.AfterFunc(after, func() {
+// forgetUnwanted forgets a process with a hold time that has ended, once nobody has been attached for a while: whoever should have
+// forgotten it has gone away.
+func (t *Table) forgetUnwanted(p *Process) {
+	hold := time.Duration(p.request.GetHoldSeconds()) * time.Second
+	if hold == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgetting = time.AfterFunc(2*hold+unwantedAfter, func() {
 		p.mu.Lock()
 		wanted := p.attached > 0
 		p.mu.Unlock()
 		if wanted {
-			t.forgetUnwanted(p, after)
-			return
+			t.forgetUnwanted(p)
+		} else if same, err := t.Get(p.request.GetId()); err == nil && same == p {
+			t.Forget(p.request.GetId())
 		}
-		t.Forget(p.request.GetId())
 	})
 }
 
@@ -169,6 +173,11 @@ func (t *Table) Forget(id string) {
 		return
 	}
 	p.kill(forgetGrace)
+	p.mu.Lock()
+	if p.forgetting != nil {
+		p.forgetting.Stop()
+	}
+	p.mu.Unlock()
 	t.mu.Lock()
 	delete(t.processes, id)
 	t.mu.Unlock()

@@ -24,14 +24,16 @@ import (
 const (
 	// patience is how long a peer may be unreachable before the start of a command fails. The peer may be moving.
 	patience = 2 * time.Minute
-	// attachPatience is the same for a command that runs: longer than the leases of guests. If a guest is lost, the manager ends the run.
+	// attachPatience is the same for a command that runs: longer than most leases. If a guest is lost, the manager ends the run.
 	attachPatience = time.Hour
 	// hold is how long the peer keeps the process without a connection, in seconds.
 	hold = 3600 + 120
 	// argumentsTime is how long a launcher may take to send its command line.
 	argumentsTime = 30 * time.Second
 	// forgetPatience is how long the agent tries to make the peer drop a command that has lost its launcher.
-	forgetPatience = time.Minute
+	forgetPatience = hold * time.Second
+	// worked is how long a call takes at least that had reached the peer: longer than the attempt to connect.
+	worked = 30 * time.Second
 	// failed is the exit status of ssh when it, and not the command, fails.
 	failed = 255
 )
@@ -54,7 +56,8 @@ type session struct {
 	client   watariv1connect.ProcessServiceClient
 	id, host string
 	env      []string
-	from     string // Peers.Launcher
+	from     string       // Peers.Launcher
+	gone     func() error // why the peer is no guest of the cluster any more; nil: it is one
 	launcher *launcher
 	outputs  [2]uint64 // bytes of stdout and stderr that were passed on
 	input    *input    // nil: the command has none
@@ -83,19 +86,23 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 		l.fail("", err)
 		return
 	}
-	ctx, err = p.Call(ctx, a.host)
+	gone := func() error {
+		_, err := p.Call(context.WithoutCancel(ctx), a.host)
+		return err
+	}
+	calls, err := p.Call(ctx, a.host)
 	if err != nil {
 		l.fail(a.host, err)
 		return
 	}
-	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, env: env, launcher: l}
+	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, env: env, launcher: l, gone: gone}
 	if p.Launcher != nil {
 		s.from = p.Launcher()
 	}
 	if !a.noInput {
 		s.input = newInput(l.ask)
 	}
-	code, err := s.run(ctx, a)
+	code, err := s.run(calls, a)
 	switch {
 	case errors.Is(err, errLauncherGone):
 	case err != nil:
@@ -154,6 +161,9 @@ func (s *session) run(ctx context.Context, a arguments) (int, error) {
 		s.signals.passTo(func(signal syscall.Signal) { s.pass(ctx, signal) })
 		err = retry(ctx, attachPatience, func() (err error) {
 			ended, err = s.attach(ctx)
+			if gone := s.gone(); err != nil && gone != nil {
+				return gone
+			}
 			return err
 		})
 	}
@@ -209,7 +219,7 @@ func (s signalled) Error() string { return syscall.Signal(s).String() }
 func (s *session) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, forgetPatience)
 	defer cancel()
-	retry(ctx, patience, func() error {
+	retry(ctx, forgetPatience, func() error {
 		_, err := s.client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: s.id}))
 		return err
 	})
@@ -224,7 +234,7 @@ func retry(ctx context.Context, patience time.Duration, do func() error) error {
 		if err == nil || connect.CodeOf(err) != connect.CodeUnavailable {
 			return err
 		}
-		if time.Since(tried) > min(patience, time.Minute)/4 { // the connection had worked: begin a new period of patience
+		if time.Since(tried) > worked { // the connection had worked: begin a new period of patience
 			begun = time.Now()
 		}
 		if time.Since(begun) > patience {

@@ -50,7 +50,7 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 		return fail(connect.CodeInvalidArgument, "a process is held for at most %d s after its caller is gone, not %d s; what is to go on alone is a run (`watari run --detach`)",
 			maxHold, first.Start.HoldSeconds)
 	}
-	if user := callerOf(ctx).name; !s.execs.enter(user) {
+	if user := callerOf(ctx).name; !s.execs.enter(user, first.Resume) {
 		return fail(connect.CodeResourceExhausted, "user %s has %d commands in guests under way; wait for some, or end them", user, mostExecs)
 	} else {
 		defer s.execs.leave(user)
@@ -265,14 +265,15 @@ type callers struct {
 	user map[string]int
 }
 
-// enter counts one more caller of a user. It returns false if the user has mostExecs already.
-func (c *callers) enter(user string) bool {
+// enter counts one more caller of a user. It returns false if the user has mostExecs already, unless the caller resumes: it may be counted
+// already, by a connection that has broken.
+func (c *callers) enter(user string, resumes bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.user == nil {
 		c.user = map[string]int{}
 	}
-	if c.user[user] >= mostExecs {
+	if c.user[user] >= mostExecs && !resumes {
 		return false
 	}
 	c.user[user]++

@@ -51,7 +51,7 @@ func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64, ge
 		c.identities[g.Meta.Uid] = own
 	}
 	own[epoch] = madeIdentity{id, generation, renew}
-	maps.DeleteFunc(own, func(made uint64, _ madeIdentity) bool { return made < g.Epoch }) // that of g.Epoch is in use while the guest moves
+	maps.DeleteFunc(own, func(made uint64, _ madeIdentity) bool { return made != epoch && made != g.Epoch }) // that of g.Epoch is in use while the guest moves
 	return id, renew
 }
 

@@ -112,28 +112,7 @@ func carry(ctx context.Context, env *cli.Env, guest string, args []string, f for
 		if err != nil {
 			return w.explain(ctx, fmt.Errorf("connect to port %d of guest %s: %w", wanted[0].guest, guest, err))
 		}
-		defer conn.Close()
-		go func() {
-			io.Copy(conn, env.In)
-			conn.Close() // only this direction
-		}()
-		ended := make(chan struct{})
-		go func() {
-			io.Copy(env.Out, conn)
-			close(ended)
-		}()
-		// The end of the guest's side is the command's: a read of standard input may last for ever.
-		select {
-		case <-ctx.Done():
-			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
-		case <-ended:
-		}
-		select {
-		case <-w.client.Ended():
-			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", guest))
-		default:
-			return nil
-		}
+		return w.standard(ctx, conn)
 	}
 	for _, l := range w.listeners {
 		env.Notef("%s -> %s:%d", l.Addr(), guest, l.port)
@@ -213,6 +192,35 @@ func (w *tunnel) close() {
 	case <-w.ended:
 	case <-time.After(endGrace):
 	}
+}
+
+// standard joins standard input and output with a connection. When the guest's side ends, it closes standard output, so that ssh, for
+// instance, ends; then it waits for the end of the input.
+func (w *tunnel) standard(ctx context.Context, conn net.Conn) error {
+	defer conn.Close()
+	input, output := make(chan struct{}), make(chan struct{})
+	go func() {
+		io.Copy(conn, w.env.In)
+		conn.Close() // only this direction
+		close(input)
+	}()
+	go func() {
+		io.Copy(w.env.Out, conn)
+		if out, is := w.env.Out.(io.Closer); is {
+			out.Close()
+		}
+		close(output)
+	}()
+	for _, done := range []chan struct{}{input, output} {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return nil
+		case <-w.client.Ended():
+			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", w.guest))
+		}
+	}
+	return nil
 }
 
 // explain returns why the tunnel has ended: the process's reason, if the process ended first.
