@@ -28,6 +28,9 @@ const (
 	relayGone = 5 * time.Second
 	// relayPause is the least time before a relay that is connected but does not help is replaced by another.
 	relayPause = time.Minute
+	// relaySettle is how long both hosts are connected at least before they get a relay: after an outage, their first reports tell of silence
+	// that has just ended.
+	relaySettle = 20 * time.Second
 	// directAgain is the least time before hosts with a relay go back to the direct path.
 	directAgain = 10 * time.Minute
 )
@@ -302,14 +305,22 @@ func (p *pass) nextRelay(pair hostPair, now *v1.RelayedPeer, load map[string]int
 	if a.GetRelayPort() == 0 || b.GetRelayPort() == 0 || a.Site == b.Site || !p.shareCluster(pair) {
 		return nil, ""
 	}
-	_, _, aThere := p.Observed(pair.a)
-	_, _, bThere := p.Observed(pair.b)
+	_, aSince, aThere := p.Observed(pair.a)
+	_, bSince, bThere := p.Observed(pair.b)
 	if !aThere || !bThere {
 		return p.kept(now), "" // the other host's report may be a consequence
 	}
 	dialOnly := a.DialOnly && b.DialOnly
 	if now == nil {
 		if !dialOnly && !silent(p, pair, "") {
+			return nil, ""
+		}
+		settled := aSince
+		if bSince.After(aSince) {
+			settled = bSince
+		}
+		if settled = settled.Add(p.hurried(relaySettle)); !dialOnly && p.Now.Before(settled) {
+			p.again = earlier(p.again, settled)
 			return nil, ""
 		}
 		next = p.chooseRelay(pair, "", load, updates)

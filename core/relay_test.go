@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -149,6 +150,31 @@ func TestHostsThatDoNotHearEachOtherGetARelay(t *testing.T) {
 	r.relays("a1 b1 c2") // a2 would be better, but this one works
 	if len(r.events) != 1 || !strings.Contains(r.events[0], "host c2 relays between them (both reach it)") {
 		t.Errorf("events %q", r.events)
+	}
+}
+
+// After an outage of a site, the first reports of its hosts tell of silence that has just ended.
+func TestHostsThatAreJustBackGetNoRelayYet(t *testing.T) {
+	for _, over := range []bool{true, false} {
+		r := newRelayTest(t, "a1", "b1", "c1")
+		r.report("a1", "b1", "+c1")
+		r.report("b1", "a1", "+c1")
+		reports := maps.Clone(r.world.Reports)
+		back := reports["b1"]
+		back.Since = r.world.Now
+		reports["b1"] = back
+		r.world.Reports = reports
+		r.pass(time.Second)
+		r.pass(relaySettle - 2*time.Second)
+		r.relays()
+		if over {
+			r.report("b1", "+c1")
+		}
+		if r.pass(2 * time.Second); over {
+			r.relays()
+		} else {
+			r.relays("a1 b1 c1")
+		}
 	}
 }
 

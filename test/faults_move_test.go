@@ -196,10 +196,15 @@ func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 		t.Errorf("%d copies of a guest that nobody can reach", n)
 	}
 	must(t, "lab", "wan", "heal", "--name", labName, "b")
+	healed := time.Now()
 	settled(t, "island", 2)
 	until(t, settle, "the deleted cluster's guest is gone", func() (bool, string) {
 		return copies(wreck.Meta.UID) == 0 && !strings.Contains(must(t, "cluster", "list"), "wreck"), must(t, "cluster", "list")
 	})
+	// After such an outage, TCP in a guest tries again every two minutes.
+	before := len(p.lines())
+	until(t, 5*time.Minute, "the program goes on", func() (bool, string) { return len(p.lines()) > before, "" })
+	t.Logf("the program went on %.0f s after the site was back", time.Since(healed).Seconds())
 	p.right(t)
 	noneRestarted(t, unmarked)
 }
