@@ -35,6 +35,7 @@ func config() *yamux.Config {
 	c := yamux.DefaultConfig()
 	c.EnableKeepAlive, c.ConnectionWriteTimeout, c.StreamOpenTimeout = false, stall, stall
 	c.MaxStreamWindowSize, c.AcceptBacklog = window, MostConnections
+	c.StreamCloseTimeout = 24 * time.Hour // one direction may end long before the other
 	c.LogOutput, c.Logger = nil, log.New(io.Discard, "", 0)
 	return c
 }

@@ -51,7 +51,8 @@ type Process struct {
 	pid      int // 0: not running
 	leader   int // of the process's session, also after its end; 0: not known
 	born     uint64
-	toldEnd  time.Time // when it last got a signal that is to end it; zero: never
+	asked    time.Time // when it last got SIGINT, which it may take as it likes; zero: never
+	toEnd    bool      // it has got SIGTERM or SIGKILL
 	exitCode int32
 	message  string
 	ended    time.Time
@@ -158,16 +159,16 @@ func (p *Process) finish(code int32, message string) {
 }
 
 // restGrace is how long what is left of a process that was to be ended has to end by itself: it may save something. A process that ends
-// later than that after a signal has gone on, and ends by itself.
+// later than twice that after SIGINT has gone on, and ends by itself.
 const restGrace = 5 * time.Second
 
 // endRest kills what is left of the process's session after restGrace, if the process has ended because it was to be ended: a program may
 // have given its children groups of their own, which signals to its group do not reach.
 func (p *Process) endRest() {
 	p.mu.Lock()
-	leader, born, told := p.leader, p.born, p.toldEnd
+	leader, born, ends := p.leader, p.born, p.toEnd || !p.asked.IsZero() && time.Since(p.asked) < 2*restGrace
 	p.mu.Unlock()
-	if leader != 0 && !told.IsZero() && time.Since(told) < 2*restGrace {
+	if leader != 0 && ends {
 		time.AfterFunc(restGrace, func() { killSession(leader, born) })
 	}
 }
@@ -200,8 +201,10 @@ func (p *Process) Signal(signal int32) error {
 		return nil
 	}
 	switch unix.Signal(signal) {
-	case unix.SIGINT, unix.SIGTERM, unix.SIGKILL:
-		p.toldEnd = time.Now()
+	case unix.SIGINT:
+		p.asked = time.Now()
+	case unix.SIGTERM, unix.SIGKILL:
+		p.toEnd = true
 	}
 	if signal == int32(unix.SIGKILL) && !p.request.GetTty() {
 		if _, born, err := sessionOf(p.pid); err == nil {

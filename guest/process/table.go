@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -112,7 +114,10 @@ func (t *Table) EndOfOtherLaunchers(launcher string) {
 	defer t.mu.Unlock()
 	for id, p := range t.processes {
 		if other := p.request.GetLauncher(); other != launcher && strings.HasPrefix(other, guest+"/") {
-			go t.Forget(id)
+			go func() {
+				p.Signal(int32(unix.SIGKILL)) // the ranks of the next run are about to begin
+				t.Forget(id)
+			}()
 		}
 	}
 }

@@ -265,15 +265,19 @@ type callers struct {
 	user map[string]int
 }
 
-// enter counts one more caller of a user. It returns false if the user has mostExecs already, unless the caller resumes: it may be counted
-// already, by a connection that has broken.
+// enter counts one more caller of a user. It returns false if the user has mostExecs already, or twice as many if the caller resumes: it
+// may be counted already, by a connection that has broken.
 func (c *callers) enter(user string, resumes bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.user == nil {
 		c.user = map[string]int{}
 	}
-	if c.user[user] >= mostExecs && !resumes {
+	most := mostExecs
+	if resumes {
+		most *= 2
+	}
+	if c.user[user] >= most {
 		return false
 	}
 	c.user[user]++

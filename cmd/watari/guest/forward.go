@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -163,6 +164,7 @@ func (w *tunnel) open(ctx context.Context, cancel context.CancelCauseFunc) (err 
 	// After Ctrl-C, the process in the guest is told to end.
 	process, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
+		defer cancel(nil) // after w.ended is closed, which says that this was no Ctrl-C
 		defer close(w.ended)
 		defer stop()
 		w.err = w.env.Patiently(process, c, "\n", func(alive func()) error { return s.attempt(process, c, alive) })
@@ -174,7 +176,6 @@ func (w *tunnel) open(ctx context.Context, cancel context.CancelCauseFunc) (err 
 		}
 		out.CloseWithError(io.EOF)
 		in.CloseWithError(io.ErrClosedPipe)
-		cancel(nil)
 	}()
 	context.AfterFunc(ctx, func() {
 		input.Close()
@@ -194,33 +195,71 @@ func (w *tunnel) close() {
 	}
 }
 
+// inputPatience is how long, after the guest's side has ended, input may make no progress.
+const inputPatience = 10 * time.Second
+
 // standard joins standard input and output with a connection. When the guest's side ends, it closes standard output, so that ssh, for
-// instance, ends; then it waits for the end of the input.
+// instance, ends. Then it goes on until the input ends, or makes no progress: a read of standard input may last for ever.
 func (w *tunnel) standard(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
-	input, output := make(chan struct{}), make(chan struct{})
+	lost := fmt.Errorf("the connection to guest %s has ended", w.guest)
+	var passed atomic.Int64
+	input, output := make(chan error, 1), make(chan error, 1)
 	go func() {
-		io.Copy(conn, w.env.In)
+		_, err := io.Copy(counting{conn, &passed}, w.env.In)
 		conn.Close() // only this direction
-		close(input)
+		input <- err
 	}()
 	go func() {
-		io.Copy(w.env.Out, conn)
+		_, err := io.Copy(w.env.Out, conn)
 		if out, is := w.env.Out.(io.Closer); is {
 			out.Close()
 		}
-		close(output)
+		output <- err
 	}()
-	for _, done := range []chan struct{}{input, output} {
+	outputEnded := false
+	idle := time.NewTicker(inputPatience)
+	defer idle.Stop()
+	for before := int64(-1); input != nil || !outputEnded; {
 		select {
-		case <-done:
+		case err := <-input:
+			if input = nil; err != nil {
+				return w.explain(ctx, fmt.Errorf("%w before it had all of the input: %w", lost, err))
+			}
+		case err := <-output:
+			if outputEnded = true; err != nil {
+				return w.explain(ctx, fmt.Errorf("%w: %w", lost, err))
+			}
+		case <-idle.C:
+			now := passed.Load()
+			if outputEnded && now == before {
+				return w.explain(ctx, fmt.Errorf("%w, and the input has not", lost))
+			}
+			before = now
 		case <-ctx.Done():
-			return nil
+			return w.explain(ctx, lost)
 		case <-w.client.Ended():
-			return w.explain(ctx, fmt.Errorf("the connection to guest %s has ended", w.guest))
+			return w.explain(ctx, lost)
 		}
 	}
-	return nil
+	select {
+	case <-w.client.Ended(): // and therefore the output
+		return w.explain(ctx, lost)
+	default:
+		return nil
+	}
+}
+
+// counting counts the bytes that are written.
+type counting struct {
+	io.Writer
+	n *atomic.Int64
+}
+
+func (c counting) Write(b []byte) (int, error) {
+	n, err := c.Writer.Write(b)
+	c.n.Add(int64(n))
+	return n, err
 }
 
 // explain returns why the tunnel has ended: the process's reason, if the process ended first.
