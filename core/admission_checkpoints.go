@@ -159,10 +159,10 @@ func (a *Admission) DeleteCheckpoint(name string) (change Change, err error) {
 	if err != nil {
 		return change, err
 	}
-	if of := originOf(a.Objects, c); of != nil && restoring(of) && of.GetRestore().CheckpointUid == c.Meta.Uid {
-		return change, precondition("%s is being restored from checkpoint %s; delete it afterwards", of.GetMeta().Name, name)
-	}
 	if of := originOf(a.Objects, c); of != nil {
+		if restoring(of) && of.GetRestore().CheckpointUid == c.Meta.Uid {
+			return change, precondition("%s is being restored from checkpoint %s; delete it afterwards", of.GetMeta().Name, name)
+		}
 		change.write(Expect, of) // a restore from the checkpoint may just begin
 	}
 	switch {

@@ -315,11 +315,7 @@ func (p *pass) nextRelay(pair hostPair, now *v1.RelayedPeer, load map[string]int
 		if !dialOnly && !silent(p, pair, "") {
 			return nil, ""
 		}
-		settled := aSince
-		if bSince.After(aSince) {
-			settled = bSince
-		}
-		if settled = settled.Add(p.hurried(relaySettle)); !dialOnly && p.Now.Before(settled) {
+		if settled := later(aSince, bSince).Add(p.hurried(relaySettle)); !dialOnly && p.Now.Before(settled) {
 			p.again = earlier(p.again, settled)
 			return nil, ""
 		}

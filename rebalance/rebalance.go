@@ -255,6 +255,7 @@ func (s *State) exceeds(by *Policy, moves int) bool {
 	return exceeds && !s.lax
 }
 
+// forbids returns why a policy must not begin a guest's move to a host now; empty: it may.
 func (s *State) forbids(guest, to int, by *Policy) string {
 	if by.Left >= 0 && s.begun[by.Name] >= by.Left {
 		return "it has begun as many moves as it may"

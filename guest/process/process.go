@@ -48,9 +48,9 @@ type Process struct {
 	forgetting  *time.Timer // of Table.forgetUnwanted; protected by mu
 
 	mu       sync.Mutex
-	pid      int // 0: not running
-	leader   int // of the process's session, also after its end; 0: not known
-	born     uint64
+	pid      int       // 0: not running
+	leader   int       // of the process's session, also after its end; 0: not known, or it has a terminal
+	born     uint64    // when the leader began; see killSession
 	asked    time.Time // when it last got SIGINT, which it may take as it likes; zero: never
 	toEnd    bool      // it has got SIGTERM or SIGKILL
 	exitCode int32
@@ -206,10 +206,8 @@ func (p *Process) Signal(signal int32) error {
 	case unix.SIGTERM, unix.SIGKILL:
 		p.toEnd = true
 	}
-	if signal == int32(unix.SIGKILL) && !p.request.GetTty() {
-		if _, born, err := sessionOf(p.pid); err == nil {
-			go killSession(p.pid, born)
-		}
+	if signal == int32(unix.SIGKILL) && p.leader != 0 {
+		go killSession(p.leader, p.born)
 	}
 	if err := unix.Kill(-p.pid, unix.Signal(signal)); err != nil && err != unix.ESRCH {
 		return fmt.Errorf("signal %d to process %s: %w", signal, p.request.GetId(), err)

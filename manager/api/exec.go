@@ -50,11 +50,11 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 		return fail(connect.CodeInvalidArgument, "a process is held for at most %d s after its caller is gone, not %d s; what is to go on alone is a run (`watari run --detach`)",
 			maxHold, first.Start.HoldSeconds)
 	}
-	if user := callerOf(ctx).name; !s.execs.enter(user, first.Resume) {
+	user := callerOf(ctx).name
+	if !s.execs.enter(user, first.Resume) {
 		return fail(connect.CodeResourceExhausted, "user %s has %d commands in guests under way; wait for some, or end them", user, mostExecs)
-	} else {
-		defer s.execs.leave(user)
 	}
+	defer s.execs.leave(user)
 	g, err := s.readyGuest(ctx, first.Guest)
 	if err != nil {
 		return err
@@ -284,6 +284,7 @@ func (c *callers) enter(user string, resumes bool) bool {
 	return true
 }
 
+// leave undoes enter.
 func (c *callers) leave(user string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

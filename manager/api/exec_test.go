@@ -15,3 +15,33 @@ func TestCallersOfEqualIDsInTwoGuestsAreCountedApart(t *testing.T) {
 		t.Errorf("%d are left at one guest, %d at the other", c.count(one), left)
 	}
 }
+
+// Each command in a guest holds input of its caller in the manager's memory.
+func TestAUserHasSoManyCommandsInGuestsAtOnce(t *testing.T) {
+	var c callers
+	for range mostExecs {
+		if !c.enter("ann", false) {
+			t.Fatal("refused")
+		}
+	}
+	if c.enter("ann", false) {
+		t.Error("one more is taken")
+	}
+	if !c.enter("bob", false) {
+		t.Error("another user is refused")
+	}
+	for range mostExecs { // all connections broke, and the manager counts the earlier ones still
+		if !c.enter("ann", true) {
+			t.Fatal("a command that goes on is refused")
+		}
+	}
+	if c.enter("ann", true) {
+		t.Error("there is no bound")
+	}
+	for range 2 * mostExecs {
+		c.leave("ann")
+	}
+	if c.leave("bob"); len(c.user) != 0 || !c.enter("ann", false) {
+		t.Errorf("left: %v", c.user)
+	}
+}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,9 +132,7 @@ func (c *Client) Read(ctx context.Context, from Place, w io.Writer, progress fun
 		for stream.Receive() {
 			alive()
 			part := stream.Msg().GetFile()
-			if part.GetVersion() != "" {
-				version = part.Version
-			}
+			version = cmp.Or(part.GetVersion(), version)
 			if part.GetSize() > 0 {
 				size = part.GetSize()
 			}

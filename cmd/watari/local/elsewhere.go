@@ -46,25 +46,22 @@ func (u *up) managers() (list []string) {
 // recognized asks the managers, with the agent's certificate, whether they know this host. One of them may be cut off from the store, and
 // not know it yet: the host is refused only if all refuse it.
 func (u *up) recognized(ctx context.Context) (recognition, string) {
-	managers, refusals := u.managers(), 0
+	verdict := refused
 	var reasons []string
-	for _, manager := range managers {
+	for _, manager := range u.managers() {
 		answer, why := u.recognizedBy(ctx, manager)
-		switch answer {
-		case known:
+		if answer == known {
 			return known, ""
-		case refused:
-			refusals++
+		}
+		if answer == unclear {
+			verdict = unclear
 		}
 		reasons = append(reasons, why)
 	}
-	if why := strings.Join(reasons, "; "); refusals < len(managers) {
-		return unclear, why
-	} else {
-		return refused, why
-	}
+	return verdict, strings.Join(reasons, "; ")
 }
 
+// recognizedBy asks one manager.
 func (u *up) recognizedBy(ctx context.Context, manager string) (recognition, string) {
 	var pem [3][]byte
 	for i, name := range []string{"ca.pem", "certificate.pem", "key.pem"} {
