@@ -106,7 +106,7 @@ func (h *host) workOnVolumes() {
 		case d != nil && (!d.served || w.Facts.Generation >= d.facts.Generation && string(w.Facts.Seal) != string(d.facts.Seal)):
 			h.onVolume(uid, func() {
 				if w.Facts.Generation > d.facts.Generation {
-					h.sim.checkLatest(h, uid, d)
+					h.sim.checkLatest(h, uid, d, w.Facts.Generation)
 				}
 				if w.Facts.Generation >= d.facts.Generation {
 					d.facts = w.Facts
@@ -264,10 +264,12 @@ func (s *Sim) checkClaims(now *core.Objects) {
 	}
 }
 
-// checkLatest checks that no host has a later disk of a volume, of which this disk becomes the latest.
-func (s *Sim) checkLatest(h *host, uid string, d *disk) {
+// checkLatest checks that a disk, which gets this generation, overtakes no later disk of its volume on another host. A host that boots
+// follows the orders on its disk, which may be older than what has been restored elsewhere since: its disk then stays behind.
+func (s *Sim) checkLatest(h *host, uid string, d *disk, generation uint64) {
 	for _, name := range s.names {
-		if other := s.hosts[name].disks[uid]; other != nil && other.facts.Generation > d.facts.Generation {
+		other := s.hosts[name].disks[uid]
+		if other != nil && other.facts.Generation > d.facts.Generation && generation >= other.facts.Generation {
 			s.violate("host %s serves its old disk of volume %s, and host %s has a later one", h.name, uid, name)
 		}
 	}
