@@ -221,7 +221,7 @@ func (c *Core) Decide(w World) Decision {
 	p.seeLater()
 	p.makeOrders()
 	p.hosts()
-	p.cutOff()
+	p.cutOffQuarantined()
 	p.withdraw()
 	p.relay()
 	p.checkpoints()

@@ -42,7 +42,7 @@ func (p *pass) moves() {
 			return
 		}
 		pending := m.State == v1.MigrationState_MIGRATION_STATE_PENDING
-		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost && !p.mustStay(m)
+		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost && !p.mustWait(m)
 		if pending && turn && !p.fits(m) {
 			if p.roomComes(m, map[*v1.Migration]bool{}) {
 				continue
@@ -65,9 +65,9 @@ func (p *pass) moves() {
 	}
 }
 
-// mustStay reports whether a move that waits must not begin yet, because of a checkpoint, a restore, or the
+// mustWait reports whether a move that waits must not begin yet, because of a checkpoint, a restore, or the
 // hand-over of its volume.
-func (p *pass) mustStay(m *v1.Migration) bool {
+func (p *pass) mustWait(m *v1.Migration) bool {
 	g := p.working.Guests[m.Guest]
 	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g) || p.heldByVolume(g))
 }

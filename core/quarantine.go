@@ -56,8 +56,8 @@ func (a *Admission) QuarantineHost(name string, grace time.Duration, undo bool) 
 	return change, nil
 }
 
-// cutOff cuts off quarantined hosts whose guests have left, or whose grace has passed.
-func (p *pass) cutOff() {
+// cutOffQuarantined cuts off quarantined hosts whose guests have left, or whose grace has passed.
+func (p *pass) cutOffQuarantined() {
 	var quarantined []string
 	for name, h := range p.Hosts {
 		if h.Quarantine != nil && h.Quarantine.CutOff == nil {

@@ -295,8 +295,8 @@ func (l *look) host(h placement.Host, turns int) rebalance.Host {
 	return made
 }
 
-// busyFrom is the demand from which a guest counts if guests are counted, in cores.
-const busyFrom = 0.1
+// countedFrom is the demand from which a guest counts if guests are counted, in cores.
+const countedFrom = 0.1
 
 // demand returns what a guest would use on an idle host, in cores. A guest of which too little is known counts as busy.
 func (l *look) demand(g *v1.Guest) float64 {
@@ -308,7 +308,7 @@ func (l *look) demand(g *v1.Guest) float64 {
 	switch {
 	case !l.byNumber():
 		return demand
-	case demand >= busyFrom:
+	case demand >= countedFrom:
 		return 1
 	}
 	return 0

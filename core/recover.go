@@ -420,10 +420,10 @@ func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	r.add(row, g)
 }
 
-// The failure of a guest that is held back begins with heldBack. After failedBefore, it repeats an earlier failure.
+// The failure of a guest that is held back begins with heldBackFailure. After failedBefore, it repeats an earlier failure.
 const (
-	heldBack     = "after a recovery it is not known where it runs"
-	failedBefore = "; before: "
+	heldBackFailure = "after a recovery it is not known where it runs"
+	failedBefore    = "; before: "
 )
 
 // holdBack prevents a guest from being started while a disconnected host may run it. A guest that was stopped or had
@@ -431,7 +431,7 @@ const (
 func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 	hosts, before := strings.Join(r.absent, ", "), ""
 	switch {
-	case strings.HasPrefix(g.Failure, heldBack):
+	case strings.HasPrefix(g.Failure, heldBackFailure):
 		if at := strings.Index(g.Failure, failedBefore); at >= 0 {
 			before = g.Failure[at:]
 		}
@@ -445,7 +445,7 @@ func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 	row.Reason = "no connected host runs it, and it may still run on: " + hosts
 	g.Host, g.BootId, g.Platform = "", "", nil
 	g.Failure = fmt.Sprintf("%s; it may still run on %s; ask the administrators of these hosts, have them connect the hosts, and recover again; only if it does not run there: "+
-		"watari guest start %s%s", heldBack, hosts, g.Meta.Name, before)
+		"watari guest start %s%s", heldBackFailure, hosts, g.Meta.Name, before)
 }
 
 // restart lets a guest be started again, if its image exists. It waits for copies that may run. It need not wait for copies

@@ -267,7 +267,7 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 			whole = false
 		}
 	}
-	if whole && p.volumeBack(cluster, from) {
+	if whole && p.volumeServes(cluster, from) {
 		p.finishRestore(cluster, from)
 		return
 	}
@@ -276,9 +276,9 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	}
 }
 
-// volumeBack reports whether the volume of a cluster that is restored has been put back, and is still served. Its host may have been lost
+// volumeServes reports whether the volume of a cluster that is restored has been put back, and is still served. Its host may have been lost
 // after a guest was restored on it.
-func (p *pass) volumeBack(cluster *v1.Cluster, from *v1.Checkpoint) bool {
+func (p *pass) volumeServes(cluster *v1.Cluster, from *v1.Checkpoint) bool {
 	if from.GetVolume() == nil {
 		return true
 	}
@@ -382,8 +382,8 @@ func (p *pass) finishRestore(cluster *v1.Cluster, from *v1.Checkpoint) {
 	p.propose("restore of "+cluster.Meta.Name, c)
 }
 
-// volumeIsBack reports whether the volume of a cluster was put back in the cluster's restore.
-func (p *pass) volumeIsBack(cluster *v1.Cluster) bool {
+// volumeWasPutBack reports whether the volume of a cluster was put back in the cluster's restore.
+func (p *pass) volumeWasPutBack(cluster *v1.Cluster) bool {
 	v := p.Volumes[cluster.Spec.GetVolume()]
 	report, _, connected := p.Observed(v.GetHost())
 	return v != nil && connected && volumeOn(report, v.Meta.Uid).GetRestored() == cluster.Restore.Id
@@ -465,7 +465,7 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 // restored; nil: no other checkpoint is tried.
 func (p *pass) failRestore(c *Change, cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, why string) {
 	update := proto.CloneOf(cluster)
-	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c.GetMeta().GetUid() == cluster.Restore.CheckpointUid && p.volumeIsBack(cluster) {
+	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c.GetMeta().GetUid() == cluster.Restore.CheckpointUid && p.volumeWasPutBack(cluster) {
 		update.LeftBehind = leftBehind(p.Objects, cluster, c) // the home is as it was then
 	}
 	var older *v1.Checkpoint

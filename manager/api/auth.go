@@ -165,10 +165,10 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceAuditProcedure:          true,
 }
 
-// heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts,
+// refusedWhileHeld are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts,
 // or remove what lost objects may need. Users, images and tokens can be added, because a recovery may need them. CreateImage and PutFile
 // check by themselves what they must not do then.
-var heldBack = map[string]bool{
+var refusedWhileHeld = map[string]bool{
 	watariv1connect.ControlServiceCreateClusterProcedure:     true,
 	watariv1connect.ControlServiceResizeClusterProcedure:     true,
 	watariv1connect.ControlServiceDeleteClusterProcedure:     true,
@@ -225,7 +225,7 @@ func (g *guard) check(ctx context.Context, procedure string) error {
 			return err
 		}
 	}
-	if heldBack[procedure] {
+	if refusedWhileHeld[procedure] {
 		return g.s.mustNotHold()
 	}
 	return nil

@@ -49,8 +49,8 @@ var mutants = []mutant{
 	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
 	{"a cluster is restored beside copies that run", []edit{{"core/evidence.go", " || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING", ""},
 		{"core/restores.go", `return g.Host != "" || p.changed(g) ||`, "return p.changed(g) ||"}}},
-	{"a host without room for a copy is asked for ever", []edit{{"core/checkpoints.go", "				p.noRoom[key] = p.Now.Add(noRoomFor)\n", ""}}},
-	{"any host is believed about any volume", []edit{{"core/volumes.go", "	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())\n", "	return true\n"}}},
+	{"a host without room for a copy is asked for ever", []edit{{"core/checkpoint_copies.go", "				p.noRoom[key] = p.Now.Add(noRoomFor)\n", ""}}},
+	{"any host is believed about any volume", []edit{{"core/volume_disks.go", "	return p.Sealed == nil || p.Sealed(host, o.Uid, o.GetFacts())\n", "	return true\n"}}},
 	{"a guest that stands for a checkpoint is resumed", []edit{{"agent/machine/hold.go", "	g.held = true\n", ""}}},
 	// Resizes.
 	{"guests that are removed from their cluster run on", []edit{{"core/evidence.go",

@@ -1,7 +1,8 @@
-// app.js - the web console: who is logged in, which view is shown, and the state that all views share.
+// app.js - the web console: who is logged in, which view is shown, and asking for the state.
 
 import { CallError, call, logIn, logOut } from "./control.js";
 import { h, say } from "./dom.js";
+import { isAway, moving, tell, trouble, world } from "./state.js";
 import { mapView } from "./map.js";
 import { runsView } from "./runs.js";
 import { checkpointsView } from "./checkpoints.js";
@@ -14,32 +15,7 @@ const main = document.getElementById("main");
 // every is how often the state is asked for, in ms.
 const every = 1000;
 
-// world is what the manager has said last.
-export const world = { hosts: [], guests: [], migrations: [], clusters: [], user: null };
-
 let view = null, leave = () => {};
-
-// tell shows a text where a screen reader hears it.
-export const tell = (text) => say(document.getElementById("said"), text);
-
-// trouble shows what is wrong; empty: nothing is. A dialog has an element of its own for that.
-export function trouble(text, e = document.getElementById("trouble")) {
-  say(e, text);
-  e.hidden = !text;
-}
-
-// attempt does something for the user: it says what was done, or shows what was tried and why it failed.
-export async function attempt(tried, done, does, element) {
-  try {
-    trouble("", element);
-    await does();
-    tell(done);
-    return true;
-  } catch (e) {
-    trouble(`${tried}: ${e.message}`, element);
-    return false;
-  }
-}
 
 // refresh asks for the state of hosts and guests.
 async function refresh() {
@@ -56,12 +32,6 @@ async function refresh() {
   say(document.getElementById("summary"), `${hosts.length} hosts${up < hosts.length ? `, ${hosts.length - up} out of reach` : ""} · ${guests.length} guests, ${ready} ready · ${moving().length} moving`);
   view?.update?.();
 }
-
-// isAway tells whether a host's agent is not connected, or is cut off.
-export const isAway = (host) => host.state === "HOST_STATE_UNREACHABLE" || host.state === "HOST_STATE_QUARANTINED";
-
-// moving returns the moves under way.
-export const moving = () => world.migrations.filter((m) => !/_(DONE|FAILED|CANCELLED)$/.test(m.state ?? ""));
 
 async function loop() {
   for (;;) {

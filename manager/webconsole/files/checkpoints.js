@@ -2,7 +2,7 @@
 
 import { call } from "./control.js";
 import { ask, h, keyed, say, size, table, when, word } from "./dom.js";
-import { attempt, trouble, world } from "./app.js";
+import { attempt, trouble, world } from "./state.js";
 
 export function checkpointsView(main) {
   const list = table("Checkpoints", ["Checkpoint", "Of", "State", "Taken", "Size", "Actions"]), clusters = h("select", { id: "cluster" });

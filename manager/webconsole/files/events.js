@@ -2,7 +2,7 @@
 
 import { follow } from "./control.js";
 import { h, when } from "./dom.js";
-import { trouble } from "./app.js";
+import { trouble } from "./state.js";
 
 const most = 500;
 

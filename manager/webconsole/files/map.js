@@ -2,7 +2,7 @@
 
 import { call } from "./control.js";
 import { h, keyed, say, size, when, word } from "./dom.js";
-import { attempt, isAway, moving, world } from "./app.js";
+import { attempt, isAway, moving, world } from "./state.js";
 
 const samples = 120; // of a strip
 const strips = new Map(); // host: its samples, oldest first

@@ -2,7 +2,7 @@
 
 import { call } from "./control.js";
 import { ask, h, say, when } from "./dom.js";
-import { trouble } from "./app.js";
+import { trouble } from "./state.js";
 
 export function policyView(main) {
   const text = h("textarea", { id: "text", wrap: "off", spellcheck: "false", "aria-describedby": "hint" }), versions = h("select", { id: "versions" }), span = h("select", { id: "span" },

@@ -2,7 +2,7 @@
 
 import { call, follow } from "./control.js";
 import { ask, h, keyed, say, table, when, word } from "./dom.js";
-import { attempt, trouble } from "./app.js";
+import { attempt, trouble } from "./state.js";
 
 const kept = 200_000; // characters of output
 
