@@ -195,7 +195,7 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 			seen.Ended = g == nil || g.Meta.Uid != m.GuestUid || g.Host != m.Host || g.Epoch != m.Epoch
 		}
 		h := p.Hosts[m.Host]
-		emptied := h == nil || h.Draining || len(h.Withdrawn) > 0 && !c.Suspends
+		emptied := h == nil || !c.Suspends && (h.Draining || len(h.Withdrawn) > 0)
 		o.Turn = o.Turn && !emptied && !busy[m.Host]
 		o.Unwanted = o.Unwanted || !pending && emptied
 		o.Members = append(o.Members, seen)

@@ -11,8 +11,12 @@ import (
 	"watari/placement"
 )
 
-// retryMove is the pause before a guest whose move failed is moved again. An earlier move would probably fail again.
-const retryMove = 10 * time.Second
+// retryMove is the pause before a guest whose move failed is moved again. An earlier move would probably fail again. The pause doubles
+// with each failure, up to mostRetryMove.
+const (
+	retryMove     = 10 * time.Second
+	mostRetryMove = time.Minute
+)
 
 // drain moves guests away from hosts that they have to leave, if other hosts have room.
 func (p *pass) drain() {
@@ -159,6 +163,18 @@ func (v *leavingView) pick(p *pass, g *v1.Guest, toSite func(site string) string
 	}
 	r := moveRequest(p.Objects, g)
 	bySite(r, toSite)
+	if failed := failedTargets(p.index.ended[g.Meta.Uid], p.Now); len(failed) > 0 {
+		others := *r
+		others.Exclude = append(failed, r.Exclude...)
+		if chosen := v.best(p, g, &others); chosen >= 0 {
+			return chosen
+		}
+	}
+	return v.best(p, g, r)
+}
+
+// best returns the index of the best host for a request of a guest; -1: none can take it.
+func (v *leavingView) best(p *pass, g *v1.Guest, r *placement.Request) int {
 	if c := p.Clusters[g.Cluster]; apportioned(c) {
 		if chosen := p.divide(c, v.hosts).neediest(r, v.hosts); chosen >= 0 {
 			return chosen
@@ -174,13 +190,30 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// failedLately returns how long a guest with these ended moves must wait after a failed one; 0: it may move.
+// failedLately returns how long a guest with these ended moves must wait after one that failed or was cancelled; 0: it may move. Only
+// failures of the last hour lengthen the pause.
 func failedLately(ended []*v1.Migration, now time.Time) (wait time.Duration) {
+	pause, last := retryMove/2, time.Hour
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
-		if m.State != v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 {
-			wait = max(wait, retryMove-age)
+		if m.State == v1.MigrationState_MIGRATION_STATE_DONE || age < 0 || age >= time.Hour {
+			continue
+		}
+		if last = min(last, age); m.State == v1.MigrationState_MIGRATION_STATE_FAILED {
+			pause = min(2*pause, mostRetryMove)
 		}
 	}
-	return wait
+	return max(0, max(pause, retryMove)-last)
+}
+
+// failedTargets returns the hosts to which a guest with these ended moves failed to move in the last hour. Another host is tried
+// first.
+func failedTargets(ended []*v1.Migration, now time.Time) (hosts []string) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime())
+		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && age >= 0 && age < time.Hour {
+			hosts = append(hosts, m.Target)
+		}
+	}
+	return hosts
 }

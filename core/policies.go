@@ -154,10 +154,9 @@ func (p *pass) withdraw() {
 	}
 }
 
-// differs reports whether a host is withdrawn by a policy and should not be, or the other way round. A withdrawal keeps its
-// first time and reason.
+// differs reports whether a host's withdrawal by a policy begins, ends, or gets another beginning.
 func differs(h *v1.Host, name string, wanted *v1.Withdrawal) bool {
-	return (policy.Withdrawn(h, name) == nil) != (wanted == nil)
+	return !proto.Equal(policy.Withdrawn(h, name), wanted)
 }
 
 func withdrawalEvents(c *Change, before, now *v1.Host) {
@@ -210,8 +209,10 @@ func (p *pass) owner(h *v1.Host) *v1.Withdrawal {
 	switch {
 	case !back:
 		return nil
-	case before != nil:
+	case before != nil && !before.Since.AsTime().After(p.Now):
 		return before
+	case before != nil: // the clock was set back; pauses and suspensions are counted from the beginning
+		return &v1.Withdrawal{Policy: policy.HarvestName, Since: timestamppb.New(p.Now), Reason: before.Reason}
 	}
 	return &v1.Withdrawal{Policy: policy.HarvestName, Since: timestamppb.New(p.Now), Reason: reason}
 }

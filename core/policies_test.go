@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
@@ -217,6 +218,40 @@ func TestAMoveToAHostWhoseOwnerComesBackIsCancelled(t *testing.T) {
 	h.pass(time.Second)
 	if m := h.objects.Migrations["md-0-m2"]; !m.Cancel || !strings.Contains(strings.Join(h.events, "\n"), "a2 takes no guests any more") {
 		t.Errorf("the move is %v; %q", m, h.events)
+	}
+}
+
+// A target that cannot take a guest is tried again only if there is no other.
+func TestAnotherTargetIsTriedAfterAFailure(t *testing.T) {
+	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 1)
+	h.idle["a1"] = 0.1
+	h.pass(time.Second)
+	fail := func() {
+		t.Helper()
+		var c Change
+		for _, m := range h.objects.Migrations {
+			if !migration.Ended(m.State) {
+				update := proto.CloneOf(m)
+				update.State, update.Ended = v1.MigrationState_MIGRATION_STATE_FAILED, timestamppb.New(h.now)
+				c.write(Update, update)
+			}
+		}
+		h.objects = h.objects.Apply(c)
+	}
+	for _, step := range []struct {
+		pause time.Duration
+		moves string
+	}{{0, "md-0 a2"}, {10 * time.Second, "md-0 b1"}, {20 * time.Second, "md-0 a2"}, {40 * time.Second, "md-0 a2"}, {time.Minute, "md-0 a2"}} {
+		if step.pause > 0 {
+			fail()
+			if h.pass(step.pause - time.Second); h.moves() != "" {
+				t.Errorf("%v after the failure: moves %q", step.pause-time.Second, h.moves())
+			}
+			h.pass(time.Second)
+		}
+		if h.moves() != step.moves {
+			t.Errorf("after %v: moves %q, not %q", step.pause, h.moves(), step.moves)
+		}
 	}
 }
 

@@ -58,14 +58,19 @@ func (p *pass) suspend() {
 }
 
 // stranded reports whether a guest has to leave its host, may do so, and finds no place. A guest that waits only for the
-// bytes of a link has a place: its cluster would be restored at once, and send them.
+// bytes of a link has a place: its cluster would be restored at once, and send them. A cluster with a guest that the policy exempts
+// is not suspended: that guest would be restored on any host.
 func (p *pass) stranded(g *v1.Guest, h *v1.Host) bool {
 	cluster := p.Clusters[g.Cluster]
 	if cluster == nil || restoring(cluster) || p.changed(cluster) || p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return false
 	}
-	why := p.causesToLeave(g, h)
-	return len(why) > 0 && why[0].policy == policy.HarvestName && p.viewFor(g).pick(p, g, nil) < 0
+	whole := p.Core.policies.policy
+	if slices.ContainsFunc(p.index.guestsOf(g.Cluster), func(g *v1.Guest) bool { return whole.Exempt.Has(g) || whole.Harvest.Exempt.Has(g) }) {
+		return false
+	}
+	leaves := slices.ContainsFunc(p.causesToLeave(g, h), func(c cause) bool { return c.policy == "" || c.policy == policy.HarvestName })
+	return leaves && p.viewFor(g).pick(p, g, nil) < 0
 }
 
 // suspendCluster saves the cluster of a stranded guest, or, if it is saved, begins the restore that waits for room.

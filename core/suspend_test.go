@@ -275,3 +275,44 @@ func TestWhatIsNotSuspended(t *testing.T) {
 		})
 	}
 }
+
+// An administrator may drain a host whose owner is back, while its guests wait for room.
+func TestAClusterOnADrainedHostIsSuspended(t *testing.T) {
+	h := newHousehold(t, suspending, 1)
+	h.objects.Clusters["md"].CheckpointRecipient = "public"
+	h.ownersBack(0.1, "a1", "a2", "b1")
+	h.pass(time.Second)
+	drained := proto.CloneOf(h.objects.Hosts["a1"])
+	drained.Draining = true
+	var c Change
+	c.write(Update, drained)
+	h.objects = h.objects.Apply(c)
+	h.pass(2 * time.Minute)
+	if c := h.objects.Checkpoints["md-c1"]; !c.GetSuspends() || c.State != v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
+		t.Errorf("the checkpoint is %v", c)
+	}
+}
+
+func TestAClusterWithAnExemptGuestIsNotSuspended(t *testing.T) {
+	h := newHousehold(t, suspending+"exempt: {guests: [md-1]}\n", 2)
+	h.objects.Clusters["md"].CheckpointRecipient = "public"
+	h.ownersBack(0.1, "a1", "a2", "b1")
+	h.pass(time.Second)
+	h.pass(2 * time.Minute)
+	if len(h.objects.Checkpoints) > 0 {
+		t.Errorf("checkpoints are made: %v", sortedKeys(h.objects.Checkpoints))
+	}
+}
+
+func TestAVisitBeginsAnewWhenTheClockIsSetBack(t *testing.T) {
+	h := newHousehold(t, ownersOfAll+"harvest: {throttle: {stop_after: 20s}}\n", 1)
+	h.ownersBack(0.1, "a1", "a2", "b1")
+	h.pass(time.Second)
+	h.pass(-6 * time.Hour)
+	if since := h.objects.Hosts["a1"].Withdrawn[0].Since.AsTime(); !since.Equal(h.now) {
+		t.Errorf("the visit began at %v; it is %v", since, h.now)
+	}
+	if limits := limitsIn(h.pass(20*time.Second), "a1", "md-0"); limits.GetCpuPermille() != 5 {
+		t.Errorf("the guest's limits are %v", limits)
+	}
+}

@@ -231,6 +231,36 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// In some zones, daylight saving time begins at midnight: that day has no 00:00.
+func TestWindowsOnADayWithoutMidnight(t *testing.T) {
+	zone, err := time.LoadLocation("America/Santiago")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(day, hour int) time.Time { return time.Date(2026, time.September, day, hour, 30, 0, 0, zone) }
+	saturday := Window{Days: []time.Weekday{time.Saturday}, From: 22 * time.Hour, To: 6 * time.Hour, Zone: zone}
+	sunday := Window{Days: []time.Weekday{time.Sunday}, From: 8 * time.Hour, To: 9 * time.Hour, Zone: zone}
+	for name, c := range map[string]struct {
+		window Window
+		at     time.Time
+		want   bool
+	}{
+		"before":                 {saturday, at(5, 21), false},
+		"before midnight":        {saturday, at(5, 22), true},
+		"after midnight":         {saturday, at(6, 5), true},
+		"after":                  {saturday, at(6, 6), false},
+		"the day itself":         {sunday, at(6, 8), true},
+		"the day before":         {sunday, at(5, 8), false},
+		"the day after, a week":  {sunday, at(13, 8), true},
+		"the night before it":    {Window{Days: []time.Weekday{time.Friday}, From: 22 * time.Hour, To: 6 * time.Hour, Zone: zone}, at(5, 5), true},
+		"the night of the start": {Window{From: 23 * time.Hour, To: 2 * time.Hour, Zone: zone}, at(6, 1), true},
+	} {
+		if got := c.window.Has(c.at); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // TestTheDefault plays an owner who comes back, under the default policy.
 func TestTheDefault(t *testing.T) {
 	p := parse(t, Default)

@@ -24,7 +24,8 @@ func (w Window) Around(now time.Time, lead time.Duration) (begin, end time.Time,
 	local := now.In(w.Zone)
 	// A window that began yesterday may still be open, and one that begins some days from now may be within lead.
 	for day := -1; day <= int(lead/(24*time.Hour))+1; day++ {
-		date := time.Date(local.Year(), local.Month(), local.Day()+day, 0, 0, 0, 0, w.Zone)
+		// Noon, because on some days a zone has no midnight.
+		date := time.Date(local.Year(), local.Month(), local.Day()+day, 12, 0, 0, 0, w.Zone)
 		if len(w.Days) > 0 && !slices.Contains(w.Days, date.Weekday()) {
 			continue
 		}

@@ -202,7 +202,7 @@ func (l *Load) Guests(s *State, n int) (guests []int) {
 			continue
 		}
 		for _, g := range s.On[h] {
-			if s.Guests[g].Demand > 0 {
+			if s.Guests[g].Demand > 0 && s.begins(g) {
 				guests = append(guests, g)
 			}
 		}

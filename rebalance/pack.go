@@ -56,7 +56,11 @@ func (p *Pack) Gain(s *State, guest, to int) float64 {
 func (p *Pack) Guests(s *State, n int) (guests []int) {
 	for i := range s.Hosts {
 		if p.over(&s.Hosts[i], s.Demand[i]) > 0 {
-			guests = append(guests, s.On[i]...)
+			for _, g := range s.On[i] {
+				if s.begins(g) {
+					guests = append(guests, g)
+				}
+			}
 		}
 		if len(guests) >= n {
 			return guests[:n]

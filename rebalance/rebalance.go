@@ -50,7 +50,7 @@ type Term interface {
 	Gain(s *State, guest, to int) float64
 	// Moved reports that a guest has moved. s shows the move already.
 	Moved(s *State, guest, from, to int)
-	// Guests returns up to n guests whose move may gain most, best first.
+	// Guests returns up to n guests whose moves may begin and may gain most, best first.
 	Guests(s *State, n int) []int
 	// Targets returns hosts to which a move of the guest may gain, best first. The caller does not change the slice.
 	Targets(s *State, guest int) []int
@@ -287,7 +287,7 @@ func (s *State) refuses(guest, to int) string {
 	return ""
 }
 
-// begins reports whether a move may begin on a guest's host.
+// begins reports whether a guest's move may begin now, whichever policy asks for it.
 func (s *State) begins(guest int) bool {
 	return s.Guests[guest].Stays == "" && !s.moved[guest] && s.turns[s.At[guest]] > 0
 }
@@ -317,7 +317,7 @@ func (s *State) candidates(n int) (list []int) {
 	s.stamp++
 	for i := range s.Policies {
 		for _, g := range s.Policies[i].Term.Guests(s, n) {
-			if s.seenGuest[g] != s.stamp && s.begins(g) {
+			if s.seenGuest[g] != s.stamp {
 				s.seenGuest[g] = s.stamp
 				list = append(list, g)
 			}

@@ -229,3 +229,19 @@ func TestADearMoveIsNotMade(t *testing.T) {
 		t.Errorf("%+v", options)
 	}
 }
+
+// Guests that must stay, on hosts that are loaded most, take no others' place in the search.
+func TestGuestsThatStayHideNoOthers(t *testing.T) {
+	p := two(Policy{Name: "balance", Term: &Load{}}, 1, 1, 1)
+	hot := p.Hosts[0]
+	hot.Name = "a0"
+	p.Hosts = append(p.Hosts, hot)
+	for i := range 2 * mostGuests {
+		stays := p.Guests[0]
+		stays.Name, stays.Cluster, stays.Host, stays.Stays = fmt.Sprint("stays", i), "other", 2, "its cluster is abstract"
+		p.Guests = append(p.Guests, stays)
+	}
+	if plan, _ := p.Plan(); len(plan) != 1 || plan[0].From != 0 {
+		t.Errorf("%+v", plan)
+	}
+}

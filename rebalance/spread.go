@@ -53,7 +53,7 @@ func (Spread) Guests(s *State, n int) (guests []int) {
 		// A host with one guest can be left only for another site.
 		sites := request.Spread == spreadSite && len(c.sites) > 0
 		for _, g := range c.Guests {
-			if c.hosts.of(s.At[g]) > 1 || sites && c.sites.of(s.site[s.At[g]]) > 1 {
+			if s.begins(g) && (c.hosts.of(s.At[g]) > 1 || sites && c.sites.of(s.site[s.At[g]]) > 1) {
 				guests = append(guests, g)
 			}
 		}

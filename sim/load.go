@@ -4,6 +4,7 @@ package sim
 
 import (
 	"hash/fnv"
+	"math"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -125,8 +126,8 @@ func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 		if !known || now.Sub(u.at) > core.UsageWindow {
 			u = used{first: now.Add(-time.Duration(s.Seconds * float64(time.Second))), cpu: cpu, wait: wait}
 		}
-		// This is an average in which values older than a window hardly count.
-		part := min(1, 3*s.Seconds/core.UsageWindow.Seconds())
+		// This average follows a change as fast as the mean of a window does, however long the steps are.
+		part := 1 - math.Exp(-2*s.Seconds/core.UsageWindow.Seconds())
 		u.at, u.cpu, u.wait, u.memory = now, u.cpu+part*(cpu-u.cpu), u.wait+part*(wait-u.wait), memory
 		u.dirty, u.computing = dirty, computing
 		of[name] = u
