@@ -55,6 +55,22 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Reason }
 
+// All calls of a manager to an agent share one connection, and with it the connection's flow control. So that calls which nobody reads
+// cannot hold up the others, the connection takes more bytes than all its calls together may leave unread.
+const (
+	// MostCalls is how many calls a connection carries at a time.
+	MostCalls = 1000
+	// mostForUsers is how many of them may be users' calls. The rest is for the manager's own: orders, leases, runs.
+	mostForUsers = 900
+	// unreadByAgent and unreadByManager are how many bytes of one call may wait for a reader there. More lets a file travel faster over
+	// a distant link; all of a connection's calls together use as much memory.
+	unreadByAgent   = 512 << 10
+	unreadByManager = 1 << 20
+	// unreadByAgentInAll is more than MostCalls times unreadByAgent. A manager's connection takes 1 GiB (net/http's default), which is
+	// more than MostCalls times unreadByManager.
+	unreadByAgentInAll = 768 << 20
+)
+
 // NewTransport returns the manager's end: an HTTP/2 client on exactly this connection.
 func NewTransport(conn net.Conn) *http.Transport {
 	var once sync.Once
@@ -68,7 +84,7 @@ func NewTransport(conn net.Conn) *http.Transport {
 		Protocols:   new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout,
-			StrictMaxConcurrentRequests: true,
+			StrictMaxConcurrentRequests: true, MaxReceiveBufferPerStream: unreadByManager,
 		},
 		DisableCompression: true,
 	}

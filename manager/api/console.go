@@ -68,7 +68,7 @@ type console struct {
 
 // read streams the part of one host.
 func (c *console) read(ctx context.Context, host string, follow bool, alive func()) error {
-	client, err := c.s.Sessions.HTTPClient(host)
+	client, err := c.s.Sessions.UsersClient(host)
 	if err != nil {
 		return connect.NewError(connect.CodeUnavailable, err)
 	}

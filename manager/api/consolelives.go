@@ -56,7 +56,7 @@ func (s *Server) keptConsoles(ctx context.Context, g *v1.Guest, hosts []string) 
 }
 
 func (s *Server) keptOn(ctx context.Context, host, uid string) ([]*v1.KeptConsole, error) {
-	client, err := s.Sessions.HTTPClient(host)
+	client, err := s.Sessions.UsersClient(host)
 	if err != nil {
 		return nil, err
 	}

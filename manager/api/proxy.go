@@ -77,7 +77,7 @@ func (s *Server) reach(g *v1.Guest) (connect.HTTPClient, string, error) {
 	if g.Host == "" {
 		return nil, "", fail(connect.CodeUnavailable, "guest %s runs nowhere", g.Meta.Name)
 	}
-	client, err := s.Sessions.HTTPClient(g.Host)
+	client, err := s.Sessions.UsersClient(g.Host)
 	if err != nil {
 		return nil, "", connect.NewError(connect.CodeUnavailable, fmt.Errorf("reach guest %s: %w", g.Meta.Name, err))
 	}

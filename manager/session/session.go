@@ -75,6 +75,7 @@ type session struct {
 	waits  bool   // OnSession was called: another session has to end first
 	conn   *tls.Conn
 	client *http.Client
+	users  *http.Client // for users' calls
 	wake   chan struct{} // holds a token when wanted was replaced
 	cancel context.CancelFunc
 
@@ -111,7 +112,7 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	defer cancel()
 	transport := hostlink.NewTransport(conn)
 	defer transport.CloseIdleConnections()
-	ses := &session{id: id, name: id.Name, key: ca.KeyHash(certs[0]), conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
+	ses := &session{id: id, name: id.Name, key: ca.KeyHash(certs[0]), conn: conn, client: &http.Client{Transport: transport}, users: &http.Client{Transport: hostlink.ForUsers(transport)}, wake: make(chan struct{}, 1), cancel: cancel}
 	if err == nil {
 		err = s.begin(ses)
 	}
@@ -492,15 +493,33 @@ func (s *Sessions) Load(name string) *v1.HostLoad {
 	return nil
 }
 
-// HTTPClient returns a client of the host's agent (base URL hostlink.BaseURL) on its present connection.
+// HTTPClient returns a client of the host's agent (base URL hostlink.BaseURL) on its present connection, for the manager's own calls.
 func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
+	ses, err := s.connected(name)
+	if err != nil {
+		return nil, err
+	}
+	return ses.client, nil
+}
+
+// UsersClient is HTTPClient for calls that users make.
+func (s *Sessions) UsersClient(name string) (connect.HTTPClient, error) {
+	ses, err := s.connected(name)
+	if err != nil {
+		return nil, err
+	}
+	return ses.users, nil
+}
+
+// connected returns the session of a host.
+func (s *Sessions) connected(name string) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := s.hosts[name]
 	if h == nil || h.session == nil {
 		return nil, fmt.Errorf("host %s is not connected", name)
 	}
-	return h.session.client, nil
+	return h.session, nil
 }
 
 // Drop ends the session of a removed host and forgets its report.
