@@ -583,8 +583,20 @@ func TestADisabledUserIsOut(t *testing.T) {
 	if _, key := r.link(r.admin); console.logIn(key) != http.StatusNoContent {
 		t.Fatal("no session of the web console")
 	}
+	forHost, err := r.admin.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: "a"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forUser, err := r.admin.AddUser(ctx, connect.NewRequest(&v1.AddUserRequest{Name: "bob"}))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := disable(ops, "admin", false); err != nil {
 		t.Fatal(err)
+	}
+	for _, token := range []string{forHost.Msg.Token, forUser.Msg.Token} {
+		_, _, err = r.join(token, "b1")
+		wantCode(t, err, connect.CodePermissionDenied)
 	}
 	for following.Receive() {
 	}

@@ -130,9 +130,32 @@ func TestWhoUsesTheWebConsole(t *testing.T) {
 	if status, _ := b.do(http.MethodPost, "/watari.v1.ControlService/WhoAmI", "{}"); status != http.StatusUnauthorized {
 		t.Errorf("a cookie stands for a certificate: %d", status)
 	}
+	if status, body := b.do(http.MethodPost, "/console/api/watari.v1.ControlService/CreateConsoleLink", "{}"); status != http.StatusForbidden {
+		t.Errorf("a session makes a link to its successor: %d %s", status, body)
+	}
 	other := *b
+	ended := make(chan string)
+	go func() {
+		follow := `{"follow": true}`
+		message := "\x00\x00\x00\x00" + string(rune(len(follow))) + follow // the envelope of a message in a stream
+		_, body := other.do(http.MethodPost, "/console/api/watari.v1.ControlService/Events", message, "Content-Type", "application/connect+json")
+		ended <- body
+	}()
+	select {
+	case body := <-ended:
+		t.Errorf("a stream does not last: %q", body)
+	case <-time.After(2 * time.Second):
+	}
 	if status, _ := b.do(http.MethodDelete, "/console/session", ""); status != http.StatusNoContent {
 		t.Errorf("log out: %d", status)
+	}
+	select {
+	case body := <-ended:
+		if !strings.Contains(body, "you are not logged in") {
+			t.Errorf("a stream after the log-out: %q", body)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("a stream goes on after the log-out")
 	}
 	if status, _ := other.do(http.MethodPost, whoAmI, "{}"); status != http.StatusUnauthorized {
 		t.Errorf("after the log-out: %d", status)

@@ -98,41 +98,16 @@ func New(o Options) *Server {
 	return &Server{Options: o}
 }
 
-// maxMessage bounds one request message, bytes.
-const maxMessage = 8 << 20
-
 // Handler serves everything: the two services, /blobs/ and the web console.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	limit := connect.WithReadMaxBytes(maxMessage)
-	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
+	path, control := watariv1connect.NewControlServiceHandler(s, readLimits(), connect.WithInterceptors(&auditor{s.AuditLog}, &guard{s}))
 	mux.Handle(path, control)
 	mux.Handle(consolePath, s.webConsole(control))
 	joinPath, join := watariv1connect.NewJoinServiceHandler(&joiner{s}, connect.WithReadMaxBytes(maxJoinBytes), connect.WithInterceptors(&auditor{s.AuditLog}))
 	mux.Handle(joinPath, join)
 	mux.Handle("/blobs/{digest}", s.auditBlobs(s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid }, s.roomForUploads))))
-	return s.identify(limitStrangers(mux))
-}
-
-// strangersTime is how long the request body of a caller without a valid certificate may take to arrive.
-var strangersTime = 10 * time.Second
-
-// limitStrangers bounds the request body of a caller without a valid certificate, because the body is read, and decompressed,
-// before the request is refused.
-func limitStrangers(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if callerOf(r.Context()).kind == "" {
-			for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
-				if r.Header.Get(header) != "" {
-					http.Error(w, "only callers with a certificate may send compressed requests", http.StatusUnsupportedMediaType)
-					return
-				}
-			}
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(strangersTime)) // only a test's writer has none
-			r.Body = http.MaxBytesReader(w, r.Body, maxJoinBytes)
-		}
-		next.ServeHTTP(w, r)
-	})
+	return s.identify(limitStrangers(new(callersLimit).limit(mux)))
 }
 
 // fail makes an error with a code.

@@ -32,6 +32,7 @@ type caller struct {
 	gen   uint32 // of a user's certificate
 	admin bool
 	cert  *x509.Certificate
+	login string // the secret of a browser's session; empty: the caller has a certificate
 	why   string // why the certificate was refused
 }
 
@@ -298,16 +299,27 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	}
 }
 
-// awaitRefusal ends a stream when its caller is removed or disabled. A stream may last for days.
+// awaitRefusal ends a stream when its caller is removed or disabled, or when the browser's session ends. A stream may last for days.
 func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFunc) {
 	c, changes := callerOf(ctx), s.Store.Subscribe(ctx)
+	var look <-chan time.Time
+	if c.login != "" {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		look = ticker.C
+	}
 	for {
-		if now := who(s.Store.Snapshot(), c.identity()); now.kind == "" {
+		now := who(s.Store.Snapshot(), c.identity())
+		if _, lasts := s.logins.take(c.login, false); c.login != "" && !lasts {
+			now = caller{why: noLogin}
+		}
+		if now.kind == "" {
 			cancel(fail(connect.CodeUnauthenticated, "%s", now.why))
 			return
 		}
 		select {
 		case <-changes:
+		case <-look:
 		case <-ctx.Done():
 			return
 		}

@@ -136,8 +136,8 @@ func (s *Server) QuarantineHost(ctx context.Context, r *connect.Request[v1.Quara
 // one. Its session ends; its guests stay.
 func (s *Server) RevokeHost(ctx context.Context, r *connect.Request[v1.RevokeHostRequest]) (*connect.Response[v1.RevokeHostResponse], error) {
 	name := r.Msg.Name
-	token, record := s.newToken("", "", hostTokenValid)
-	record.Meta.Owner, record.Meta.OwnerUid, record.Host = callerOf(ctx).name, callerOf(ctx).uid, name
+	token, record := s.newToken(ctx, "", "", hostTokenValid)
+	record.Host = name
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		h := snap.Hosts[name]
 		switch {

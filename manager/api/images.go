@@ -321,6 +321,9 @@ func ownImage(ctx context.Context, image *v1.Image) error {
 	if c.owns(image.Meta) {
 		return nil
 	}
+	if image.Private {
+		return fail(connect.CodePermissionDenied, "the name %s is taken; take another name", image.Meta.Name)
+	}
 	whose := "user " + image.Meta.Owner + "'s"
 	if image.Meta.Owner == c.name {
 		whose = "an earlier user " + c.name + "'s"

@@ -38,11 +38,11 @@ func (s *Server) WhoAmI(ctx context.Context, _ *connect.Request[v1.WhoAmIRequest
 	return connect.NewResponse(&v1.WhoAmIResponse{User: s.Store.Snapshot().Users[callerOf(ctx).name]}), nil
 }
 
-// newToken makes a token and its record; the secret is not in the record.
-func (s *Server) newToken(user, site string, valid time.Duration) (ca.Token, *v1.Token) {
+// newToken makes a token of the caller and its record; the secret is not in the record.
+func (s *Server) newToken(ctx context.Context, user, site string, valid time.Duration) (ca.Token, *v1.Token) {
 	token := s.Authority.NewToken()
 	return token, &v1.Token{
-		Meta:         &v1.Meta{Name: "t" + hex.EncodeToString(token.SecretHash()[:8])},
+		Meta:         &v1.Meta{Name: "t" + hex.EncodeToString(token.SecretHash()[:8]), Owner: callerOf(ctx).name, OwnerUid: callerOf(ctx).uid},
 		SecretSha256: token.SecretHash(), Expires: timestamppb.New(time.Now().Add(valid)), User: user, Site: site,
 	}
 }
@@ -61,8 +61,7 @@ func (s *Server) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTo
 	if valid <= 0 || valid > maxTokenValid {
 		return nil, fail(connect.CodeInvalidArgument, "a token is valid for up to %v, not %v", maxTokenValid, valid)
 	}
-	token, record := s.newToken("", r.Msg.Site, valid)
-	record.Meta.Owner, record.Meta.OwnerUid = callerOf(ctx).name, callerOf(ctx).uid
+	token, record := s.newToken(ctx, "", r.Msg.Site, valid)
 	if err := s.Store.Txn(ctx, store.Create(record), audit(ctx, "token", record.Meta.Name, "created for a host, valid for %v", valid)); err != nil {
 		return nil, storeError(err)
 	}
@@ -82,7 +81,7 @@ func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserReque
 	if role != v1.Role_ROLE_USER && role != v1.Role_ROLE_ADMIN {
 		return nil, fail(connect.CodeInvalidArgument, "unknown role %d", role)
 	}
-	token, record := s.newToken(name, "", userTokenValid)
+	token, record := s.newToken(ctx, name, "", userTokenValid)
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		ops := []store.Op{store.Create(record)}
 		if u := snap.Users[name]; u == nil {
@@ -157,9 +156,20 @@ func quotaText(q *v1.Quota) string {
 	return strings.Join(limits, ", ")
 }
 
-func deleteTokens(snap *store.Snapshot, user string) (ops []store.Op) {
+// deleteTokens deletes the tokens with which a user logs in.
+func deleteTokens(snap *store.Snapshot, user string) []store.Op {
+	return deleteTokensIf(snap, func(t *v1.Token) bool { return t.User == user })
+}
+
+// deleteAllTokens deletes the tokens with which a user logs in, and those that the user has made for hosts and other users: somebody
+// who has the user's key may have made them.
+func deleteAllTokens(snap *store.Snapshot, u *v1.User) []store.Op {
+	return deleteTokensIf(snap, func(t *v1.Token) bool { return t.User == u.Meta.Name || t.Meta.OwnerUid == u.Meta.Uid })
+}
+
+func deleteTokensIf(snap *store.Snapshot, of func(*v1.Token) bool) (ops []store.Op) {
 	for _, t := range snap.Tokens {
-		if t.User == user {
+		if of(t) {
 			ops = append(ops, store.Delete(proto.CloneOf(t)))
 		}
 	}
@@ -201,7 +211,7 @@ func (s *Server) DisableUser(ctx context.Context, r *connect.Request[v1.DisableU
 			return []store.Op{store.Update(u), audit(ctx, "user", name, "enabled")}, nil
 		}
 		u.Disabled = timestamppb.Now()
-		return append(deleteTokens(snap, name), store.Update(u), audit(ctx, "user", name, "disabled")), nil
+		return append(deleteAllTokens(snap, u), store.Update(u), audit(ctx, "user", name, "disabled")), nil
 	})
 	if err != nil {
 		return nil, err
@@ -226,7 +236,7 @@ func (s *Server) RevokeUser(ctx context.Context, r *connect.Request[v1.RevokeUse
 		}
 		u = proto.CloneOf(u)
 		u.Generation = core.NextGeneration(u.Generation, time.Now())
-		return append(deleteTokens(snap, name), store.Update(u), audit(ctx, "user", name, "certificates revoked")), nil
+		return append(deleteAllTokens(snap, u), store.Update(u), audit(ctx, "user", name, "certificates revoked")), nil
 	})
 	if err != nil {
 		return nil, err
@@ -251,7 +261,7 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 			}
 		}
 		ops := []store.Op{store.Delete(proto.CloneOf(u)), audit(ctx, "user", name, "removed")}
-		return slices.Concat(ops, deleteTokens(snap, name), withoutStorage(ctx, snap, name)), nil
+		return slices.Concat(ops, deleteAllTokens(snap, u), withoutStorage(ctx, snap, name)), nil
 	})
 	if err != nil {
 		return nil, err

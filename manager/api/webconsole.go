@@ -106,8 +106,11 @@ func (l *logins) remove(secret string) {
 	delete(l.kept, sha256.Sum256([]byte(secret)))
 }
 
-// CreateConsoleLink makes a key for one login.
+// CreateConsoleLink makes a key for one login. A browser's session cannot make one: it would have no end.
 func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.CreateConsoleLinkRequest]) (*connect.Response[v1.CreateConsoleLinkResponse], error) {
+	if callerOf(ctx).login != "" {
+		return nil, fail(connect.CodePermissionDenied, "a browser cannot make a link; `watari console` does")
+	}
 	secret, ends := s.logins.add(callerOf(ctx).identity(), true, linkTime)
 	return connect.NewResponse(&v1.CreateConsoleLinkResponse{Url: s.Store.Snapshot().Leader + consolePath + "#" + secret, Expires: timestamppb.New(ends)}), nil
 }
@@ -173,7 +176,9 @@ func (s *Server) logOut(w http.ResponseWriter, r *http.Request) {
 func (s *Server) browser(r *http.Request) caller {
 	if cookie, err := r.Cookie(cookieName); err == nil {
 		if k, good := s.logins.take(cookie.Value, false); good {
-			return who(s.Store.Snapshot(), k.user)
+			c := who(s.Store.Snapshot(), k.user)
+			c.login = cookie.Value
+			return c
 		}
 	}
 	return caller{why: noLogin}

@@ -76,10 +76,14 @@ func (l *Log) Close() error {
 func (l *Log) Record(e *v1.AuditEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.callers[e.Caller]
+	caller := e.Caller
+	if caller == "" && e.Error == "" {
+		caller = "admitted" // strangers share one budget; their refused calls must not hide that one of them has used a token
+	}
+	b := l.callers[caller]
 	if b == nil {
 		b = &budget{limit: rate.NewLimiter(perSecond, burst)}
-		l.callers[e.Caller] = b
+		l.callers[caller] = b
 	}
 	if b.limit.TokensAt(e.At.AsTime()) < 1 { // a call that is left out costs little
 		b.leftOut++

@@ -93,6 +93,18 @@ func nobodyPushesOthersOut(t *testing.T, flood string) {
 	}
 }
 
+// Strangers share one rate. Their refused calls do not hide that one of them was admitted, with a token or a key.
+func TestAFloodOfRefusedStrangersHidesNoJoin(t *testing.T) {
+	l, now := open(t, t.TempDir()), timestamppb.Now()
+	for range 10 * burst {
+		l.Record(&v1.AuditEntry{At: now, Call: "Join", Error: "the token is not known"})
+	}
+	l.Record(&v1.AuditEntry{At: now, Address: "10.0.0.9:40112", Call: "Join", Object: "a1"})
+	if got := last(t, l, 0); got[len(got)-1].Object != "a1" {
+		t.Errorf("the last entry is %v", got[len(got)-1])
+	}
+}
+
 // The entries of one caller take two days to fill the kept files, whatever the caller writes into them.
 func TestAFloodTakesTwoDaysToReplaceTheLog(t *testing.T) {
 	const seconds = 120

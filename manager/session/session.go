@@ -75,7 +75,7 @@ type session struct {
 	waits  bool   // OnSession was called: another session has to end first
 	conn   *tls.Conn
 	client *http.Client
-	users  *http.Client // for users' calls
+	users  *http.Client  // for users' calls
 	wake   chan struct{} // holds a token when wanted was replaced
 	cancel context.CancelFunc
 
