@@ -130,7 +130,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 		return nil, fmt.Errorf("start the agent: %w", err)
 	}
 	if config.Watchdog != nil {
-		loaded.Leases = config.Watchdog.Kept()
+		loaded.Leases = a.kept(ctx, config.Watchdog)
 	}
 	a.machine = machine.New(time.Now(), machine.Config{Host: config.Name, BootID: config.Info.GetBootId(),
 		LateCreate: lateCreate, SendEndWait: sendEndWait}, loaded)

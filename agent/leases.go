@@ -23,8 +23,8 @@ type Watchdog interface {
 	// returned nil, the watchdog ends each guest at its time, even if this process dies. unguarded has the guests that would
 	// outlive the watchdog, and the reason.
 	Keep(guests map[string]time.Duration) (unguarded map[string]string, err error)
-	// Kept returns what the watchdog was told last, perhaps by an earlier agent.
-	Kept() map[string]time.Duration
+	// Kept returns what the watchdog was told last, perhaps by an earlier agent; nil: no watchdog runs.
+	Kept() (map[string]time.Duration, error)
 }
 
 // leaseKeeper passes leases on to the watchdog.
@@ -44,6 +44,29 @@ type leaseKeeper struct {
 
 // tellEvery is how often the agent tells the watchdog the leases, if they are not renewed: the watchdog may have been killed.
 const tellEvery = time.Second
+
+// keptPatience is how long a starting agent waits for the answer of a watchdog that runs. Then its guests with leases end: nobody
+// would end them when their leases do.
+const keptPatience = 30 * time.Second
+
+// kept returns the leases that an earlier agent told the watchdog.
+func (a *Agent) kept(ctx context.Context, w Watchdog) map[string]time.Duration {
+	for began := time.Now(); ; {
+		leases, err := w.Kept()
+		if err == nil {
+			return leases
+		}
+		if ctx.Err() != nil || time.Since(began) > keptPatience {
+			a.log.Error("the watchdog does not say which guests have leases, so guests with leases end", "error", err)
+			return nil
+		}
+		a.log.Warn("the watchdog does not say yet which guests have leases", "error", err)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
 
 // run keeps the watchdog's leases up to date.
 func (k *leaseKeeper) run(ctx context.Context) {

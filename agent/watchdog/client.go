@@ -4,7 +4,9 @@ package watchdog
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os/exec"
 	"sync"
@@ -43,15 +45,13 @@ func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]str
 	return r.Unguarded, err
 }
 
-// Kept returns the guests that the watchdog knows, and until when each may run; nil: no watchdog answers.
-func (c *Client) Kept() map[string]time.Duration {
+// Kept returns the guests that the watchdog knows, and until when each may run; nil: no watchdog runs. It returns an error if one runs
+// and does not answer.
+func (c *Client) Kept() (map[string]time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r, err := c.ask(Request{}, false)
-	if err != nil {
-		return nil
-	}
-	return r.Guests
+	return r.Guests, err
 }
 
 // ask sends a request to the watchdog. If an existing connection fails, it connects once more.
@@ -62,7 +62,7 @@ func (c *Client) ask(r Request, start bool) (Response, error) {
 		}
 	}
 	if err := c.connect(start); err != nil {
-		if !start {
+		if !start && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
 			return Response{}, nil // no watchdog runs, so none knows any guests
 		}
 		return Response{}, fmt.Errorf("reach the watchdog, which ends guests whose leases end: %w", err)

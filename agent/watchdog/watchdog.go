@@ -7,11 +7,13 @@
 package watchdog
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"sync"
@@ -44,6 +46,8 @@ func Clock() time.Duration {
 }
 
 const (
+	// searchTime bounds a search for guests' processes.
+	searchTime = 2 * time.Second
 	// lookEvery is the time between two searches for guests' processes that are not traced yet.
 	lookEvery = 500 * time.Millisecond
 	// endEvery is the same time while a guest whose lease has ended still runs.
@@ -56,8 +60,8 @@ const (
 
 // Watchdog ends guests.
 type Watchdog struct {
-	// Processes returns the pids of guests' QEMU processes on this machine, by guest uid.
-	Processes func() (map[string][]int, error)
+	// Processes returns the pids of guests' QEMU processes on this machine, by guest uid. It returns when ctx ends, at the latest.
+	Processes func(ctx context.Context) (map[string][]int, error)
 	Log       *slog.Logger
 
 	clock func() time.Duration // nil: Clock
@@ -65,8 +69,9 @@ type Watchdog struct {
 
 	mu       sync.Mutex
 	guests   map[string]time.Duration
-	traced   map[int]bool      // pids of processes that the kernel kills if the watchdog dies
+	traced   map[int]string    // by pid: uids of the processes that the kernel kills if the watchdog dies
 	refused  map[string]string // by uid: why a guest's process cannot be traced
+	trouble  string            // why processes could not be listed in the last search; empty: they could
 	agents   int               // number of connections
 	idle     time.Duration     // since when there are neither guests nor agents
 	wake     chan struct{}
@@ -112,7 +117,7 @@ func (w *Watchdog) begin() {
 	if w.kill == nil {
 		w.kill = func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 	}
-	w.guests, w.traced, w.refused, w.wake = map[string]time.Duration{}, map[int]bool{}, map[string]string{}, make(chan struct{}, 1)
+	w.guests, w.traced, w.refused, w.wake = map[string]time.Duration{}, map[int]string{}, map[string]string{}, make(chan struct{}, 1)
 	w.idle = w.clock()
 }
 
@@ -200,7 +205,6 @@ func (w *Watchdog) take(r Request) Response {
 // done: the watchdog is no longer needed.
 func (w *Watchdog) look() (wait time.Duration, done bool) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	now := w.clock()
 	for uid, until := range w.guests {
 		if now-until > lateTime {
@@ -208,47 +212,99 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 		}
 	}
 	if len(w.guests) == 0 {
+		defer w.mu.Unlock()
 		return lookEvery, w.agents == 0 && len(w.traced) == 0 && now-w.idle > idleTime
 	}
 	w.idle = now
-	processes, err := w.Processes()
-	if err != nil {
-		w.Log.Warn("guests' processes cannot be listed in full", "error", err)
+	w.end(nil) // the traced processes are known, even if the search takes long
+	within := max(endEvery, min(searchTime, w.next()))
+	w.mu.Unlock()
+
+	// The search is outside the lock: a process of the owner that sleeps in the kernel can block it, and agents must get answers.
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	found, err := w.Processes(ctx)
+	cancel()
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note(err)
+	running := w.end(found)
+	if err == nil {
+		w.refused = map[string]string{}
 	}
-	wait = lookEvery
-	w.refused = map[string]string{}
 	for uid, until := range w.guests {
-		left := until - w.clock()
-		for _, pid := range processes[uid] {
-			if left <= 0 {
-				w.Log.Warn("a guest's lease has ended, and the guest with it", "guest", uid, "pid", pid)
-				if err := w.kill(pid); err != nil && !errors.Is(err, syscall.ESRCH) {
-					w.Log.Error("end a guest", "guest", uid, "pid", pid, "error", err)
-				}
-			} else if err := w.trace(pid); err != nil {
+		for _, pid := range found[uid] {
+			if until <= w.clock() {
+				continue // it was killed
+			}
+			if err := w.trace(uid, pid); err != nil {
 				w.refused[uid] = err.Error()
 			}
 		}
-		switch {
-		case left > 0:
-			wait = min(wait, left)
-		case len(processes[uid]) > 0:
-			wait = min(wait, endEvery)
-		}
+	}
+	if wait = min(lookEvery, w.next()); running {
+		wait = min(wait, endEvery)
 	}
 	return wait, false
 }
 
-// trace makes the kernel kill a process when the watchdog ends. The caller holds w.mu.
-func (w *Watchdog) trace(pid int) error {
-	if w.traced[pid] {
+// next returns the time until the next guest's lease ends. The caller holds w.mu.
+func (w *Watchdog) next() time.Duration {
+	next := lookEvery
+	for _, until := range w.guests {
+		if left := until - w.clock(); left > 0 {
+			next = min(next, left)
+		}
+	}
+	return next
+}
+
+// end kills the traced processes, and those that were found, of guests whose lease has ended. It reports whether there were any. The
+// caller holds w.mu.
+func (w *Watchdog) end(found map[string][]int) (any bool) {
+	pids := map[int]string{} // uids
+	for uid, list := range found {
+		for _, pid := range list {
+			pids[pid] = uid
+		}
+	}
+	maps.Copy(pids, w.traced)
+	for pid, uid := range pids {
+		until, leased := w.guests[uid]
+		if !leased || until > w.clock() {
+			continue
+		}
+		any = true
+		w.Log.Warn("a guest's lease has ended, and the guest with it", "guest", uid, "pid", pid)
+		if err := w.kill(pid); err != nil && !errors.Is(err, syscall.ESRCH) {
+			w.Log.Error("end a guest", "guest", uid, "pid", pid, "error", err)
+		}
+	}
+	return any
+}
+
+// note logs why processes cannot be listed, once.
+func (w *Watchdog) note(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != w.trouble {
+		w.Log.Warn("guests' processes cannot be listed in full", "error", err)
+	}
+	w.trouble = text
+}
+
+// trace makes the kernel kill a guest's process when the watchdog ends. The caller holds w.mu.
+func (w *Watchdog) trace(uid string, pid int) error {
+	if w.traced[pid] != "" {
 		return nil
 	}
 	ended, err := bind(pid)
 	if err != nil {
 		return err
 	}
-	w.traced[pid] = true
+	w.traced[pid] = uid
 	go func() {
 		<-ended
 		w.mu.Lock()

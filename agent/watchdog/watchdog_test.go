@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -16,7 +18,7 @@ import (
 // TestMain runs a watchdog if the environment asks for it. The uids of its guests are pids.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("WATCHDOG_PATH"); path != "" {
-		list := func() (map[string][]int, error) {
+		list := func(context.Context) (map[string][]int, error) {
 			var pids []int
 			if err := json.Unmarshal([]byte(os.Getenv("WATCHDOG_PIDS")), &pids); err != nil {
 				return nil, err
@@ -126,8 +128,8 @@ func TestAGuestEndsWithItsLease(t *testing.T) {
 	// If the agent dies, the watchdog keeps its list, and the next agent can read it.
 	c.conn.Close()
 	next := &Client{Path: c.Path}
-	if known := next.Kept(); len(known) != 2 || known[b.uid] < Clock()+30*time.Second {
-		t.Errorf("the next agent learns of %v", known)
+	if known, err := next.Kept(); len(known) != 2 || known[b.uid] < Clock()+30*time.Second {
+		t.Errorf("the next agent learns of %v, %v", known, err)
 	}
 	if _, err := next.Keep(map[string]time.Duration{b.uid: Clock()}); err != nil { // a lease is never shortened
 		t.Fatal(err)
@@ -164,7 +166,7 @@ func TestAWatchedProcessGetsItsSignals(t *testing.T) {
 }
 
 func TestAnIdleWatchdogEndsAndIsStartedAgain(t *testing.T) {
-	w := &Watchdog{Processes: func() (map[string][]int, error) { return nil, nil }, Log: slog.Default()}
+	w := &Watchdog{Processes: func(context.Context) (map[string][]int, error) { return nil, nil }, Log: slog.Default()}
 	now := time.Duration(0)
 	w.clock = func() time.Duration { return now }
 	w.begin()
@@ -185,7 +187,7 @@ func TestAnIdleWatchdogEndsAndIsStartedAgain(t *testing.T) {
 
 func TestALateCopyIsEnded(t *testing.T) {
 	running, killed := false, 0
-	w := &Watchdog{Log: slog.Default(), Processes: func() (map[string][]int, error) {
+	w := &Watchdog{Log: slog.Default(), Processes: func(context.Context) (map[string][]int, error) {
 		if running {
 			return map[string][]int{"a": {1 << 30}}, nil
 		}
@@ -205,10 +207,55 @@ func TestALateCopyIsEnded(t *testing.T) {
 
 func TestKeptWithoutAWatchdog(t *testing.T) {
 	c := &Client{Path: filepath.Join(t.TempDir(), "none")}
-	if known := c.Kept(); len(known) != 0 {
-		t.Errorf("Kept = %v", known)
+	if known, err := c.Kept(); len(known) != 0 || err != nil {
+		t.Errorf("Kept = %v, %v", known, err)
 	}
 	if _, err := c.Keep(nil); err != nil { // no guests, so no watchdog is started
 		t.Error(err)
+	}
+}
+
+// A process that sleeps in the kernel can block a search of the process table. The traced processes are known without it.
+func TestAGuestEndsWithItsLeaseThoughProcessesCannotBeListed(t *testing.T) {
+	g, blocked, killed := startGuest(t), false, 0
+	w := &Watchdog{Log: slog.Default(), Processes: func(ctx context.Context) (map[string][]int, error) {
+		if blocked {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return map[string][]int{g.uid: {g.pid}}, nil
+	}}
+	var now atomic.Int64
+	w.clock, w.kill = func() time.Duration { return time.Duration(now.Load()) }, func(pid int) error { killed = pid; return nil }
+	w.begin()
+	w.take(Request{Guests: map[string]time.Duration{g.uid: time.Minute}})
+	w.look()
+	blocked = true
+	now.Store(int64(time.Minute))
+	looked := make(chan bool)
+	go func() {
+		w.look()
+		close(looked)
+	}()
+	time.Sleep(endEvery / 2)
+	if known := w.take(Request{}); len(known.Guests) != 1 { // an agent is answered meanwhile
+		t.Errorf("the watchdog knows %v", known)
+	}
+	<-looked
+	if killed != g.pid {
+		t.Errorf("killed process %d, not %d", killed, g.pid)
+	}
+}
+
+// A watchdog that runs and does not answer is not the same as none.
+func TestKeptOfAWatchdogThatDoesNotAnswer(t *testing.T) {
+	c := &Client{Path: filepath.Join(t.TempDir(), "mute")}
+	mute, err := net.Listen("unix", c.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	if known, err := c.Kept(); err == nil {
+		t.Errorf("Kept = %v", known)
 	}
 }

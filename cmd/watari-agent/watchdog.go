@@ -33,9 +33,5 @@ func runWatchdog(args []string) error {
 	}
 	// Nothing that ends the agent may end this process, because the guests that it traces would end with it.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
-	list := func() (map[string][]int, error) {
-		found, err := qemuprocesses.List()
-		return qemuprocesses.ByGuest(found), err
-	}
-	return (&watchdog.Watchdog{Processes: list, Log: slog.Default()}).Serve(flags.Arg(0))
+	return (&watchdog.Watchdog{Processes: new(qemuprocesses.Finder).Find, Log: slog.Default()}).Serve(flags.Arg(0))
 }
