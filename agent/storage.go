@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -376,11 +377,17 @@ func (k *storageKeeper) forget(ctx context.Context, g storageGuest, server strin
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
+		before := k.kept.Forgotten
+		k.kept.Forgotten = maps.Clone(before)
 		if k.kept.Forgotten == nil {
 			k.kept.Forgotten = map[string][]string{}
 		}
-		k.kept.Forgotten[id] = append(k.kept.Forgotten[id], server)
-		return nil, k.keep()
+		k.kept.Forgotten[id] = append(slices.Clone(before[id]), server)
+		err := k.keep()
+		if err != nil { // the next agent would not know it, and have the server forget a guest that uses it
+			k.kept.Forgotten = before
+		}
+		return nil, err
 	})
 	return err
 }

@@ -110,6 +110,7 @@ type volumeKeeper struct {
 
 	mu      sync.Mutex
 	orders  *v1.HostWanted // only its part about volumes
+	unsaved bool           // orders are not on disk
 	held    map[string]*heldVolume
 	copies  map[string]*heldCopy           // by volume's uid
 	guests  map[string]*guestVolume        // by guest's uid
@@ -185,12 +186,20 @@ func (k *volumeKeeper) want(w *v1.HostWanted) {
 	if proto.Equal(part, k.orders) {
 		return
 	}
-	if text, err := proto.Marshal(part); err != nil {
-		k.log.Error("keep the orders about volumes", "error", err)
-	} else if err := durable.WriteFile(filepath.Join(k.agent.config.StateDir, ordersFile), text, 0o600); err != nil {
+	k.save(part)
+	k.apply(part)
+}
+
+// save keeps orders for the next agent; mu is held. If that fails, step tries again: the next agent would follow older orders.
+func (k *volumeKeeper) save(orders *v1.HostWanted) {
+	text, err := proto.Marshal(orders)
+	if err == nil {
+		err = durable.WriteFile(filepath.Join(k.agent.config.StateDir, ordersFile), text, 0o600)
+	}
+	if err != nil && !k.unsaved {
 		k.log.Error("keep the orders about volumes", "error", err)
 	}
-	k.apply(part)
+	k.unsaved = err != nil
 }
 
 // apply puts orders in force; mu is held, or no other goroutine knows the keeper yet.
@@ -261,6 +270,9 @@ func (k *volumeKeeper) step(ctx context.Context) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.unsaved {
+		k.save(k.orders)
+	}
 	for _, w := range k.orders.Volumes {
 		v := k.held[w.Uid]
 		onlyCopy := w.Receive != nil || w.Facts == nil
@@ -303,7 +315,9 @@ func (k *volumeKeeper) step(ctx context.Context) {
 func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) {
 	disk := volume.Open(k.folder, k.sockets, w.Uid)
 	var err error
-	if w.Discard {
+	if w.Discard && v.facts.Generation > w.Facts.GetGeneration() {
+		err = errLater // the order is about an earlier disk; it may be one that an earlier agent has kept
+	} else if w.Discard {
 		if v.sending != nil {
 			v.sending.stop()
 		}

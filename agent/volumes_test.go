@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"watari/agent/volume"
 	v1 "watari/api/watariv1"
 )
@@ -130,6 +132,57 @@ func TestALaterDiskIsNotPutBack(t *testing.T) {
 		if tried.note(errLater); tried.failed || !tried.failing.IsZero() || tried.message == "" {
 			t.Errorf("the manager would ask another host: %+v", tried)
 		}
+	}
+}
+
+// An order on disk may be from before this host got the volume back: the last orders could not be written.
+func TestALaterDiskIsNotDeleted(t *testing.T) {
+	state := t.TempDir()
+	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: state, RunDir: t.TempDir()}, log: slog.New(slog.DiscardHandler)})
+	folder := filepath.Join(k.folder, uid)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	facts := volume.Facts{Name: "data", Generation: 3, Seal: []byte("three")}
+	if err := volume.Describe(k.folder, uid, facts); err != nil {
+		t.Fatal(err)
+	}
+	held := &heldVolume{facts: facts}
+	k.held[uid] = held
+	discard := func(generation uint64) bool {
+		k.work(t.Context(), &v1.VolumeWanted{Uid: uid, Discard: true, Facts: &v1.VolumeFacts{Generation: generation}}, held, volume.User{})
+		_, err := os.Stat(folder)
+		return err != nil
+	}
+	if discard(2) || k.held[uid] == nil {
+		t.Error("an order about an earlier disk deletes the disk")
+	}
+	if !discard(3) || k.held[uid] != nil {
+		t.Error("an order about the disk does not delete it")
+	}
+}
+
+// Orders that could not be written are written later, although they do not change.
+func TestOrdersAboutVolumesAreWrittenLater(t *testing.T) {
+	state := t.TempDir()
+	path := filepath.Join(state, ordersFile)
+	if err := os.MkdirAll(path, 0o700); err != nil { // so that the file cannot be written
+		t.Fatal(err)
+	}
+	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: state, RunDir: t.TempDir()}, log: slog.New(slog.DiscardHandler)})
+	k.host = stubVolumes{}
+	k.want(&v1.HostWanted{Volumes: []*v1.VolumeWanted{{Uid: "odd"}}})
+	if !k.unsaved {
+		t.Fatal("the orders were written")
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	k.step(t.Context())
+	text, err := os.ReadFile(path)
+	written := &v1.HostWanted{}
+	if err != nil || proto.Unmarshal(text, written) != nil || len(written.Volumes) != 1 {
+		t.Errorf("on disk: %v, %v", written, err)
 	}
 }
 

@@ -56,6 +56,7 @@ func (h *host) workOnVolumes() {
 				delete(h.failing, uid)
 				h.report()
 			}
+		case w.Discard && w.Facts.Generation < d.facts.Generation: // it is about an earlier disk
 		case w.Discard:
 			h.onVolume(uid, func() {
 				h.sim.checkDiscard(h, uid, d)
