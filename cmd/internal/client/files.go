@@ -79,11 +79,25 @@ func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, 
 	return err
 }
 
-// Get copies a file from the guests to a local path, which is replaced only when the copy is complete. After a broken
-// connection, Get continues where it ended.
+// Get copies a file from the guests to a local path. An existing file is replaced only when the copy is complete; a symbolic link stays,
+// and what it points to is replaced. What is no file, such as a device or a named pipe, is written to. After a broken connection, Get
+// continues where it ended.
 func (c *Client) Get(ctx context.Context, from Place, local string, progress func(got, size int64)) error {
-	if info, err := os.Stat(local); err == nil && info.IsDir() {
+	info, err := os.Stat(local)
+	if err == nil && info.IsDir() {
 		local = filepath.Join(local, filepath.Base(from.Path))
+		info, err = os.Stat(local)
+	}
+	if err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory", local)
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		return c.getInto(ctx, from, local, progress)
+	}
+	if _, err := os.Lstat(local); err == nil {
+		if local, err = filepath.EvalSymlinks(local); err != nil {
+			return err // a link to nothing
+		}
 	}
 	file, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
 	if err != nil {
@@ -99,6 +113,29 @@ func (c *Client) Get(ctx context.Context, from Place, local string, progress fun
 		return err
 	}
 	return os.Rename(file.Name(), local)
+}
+
+// getInto writes a file of the guests to a device, a named pipe or the like. The end of ctx ends it even if nobody reads from the pipe.
+func (c *Client) getInto(ctx context.Context, from Place, local string, progress func(got, size int64)) error {
+	var file *os.File
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		file, err = os.OpenFile(local, os.O_WRONLY, 0)
+		opened <- err
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-opened:
+		if err != nil {
+			return err
+		}
+	}
+	defer file.Close()
+	defer context.AfterFunc(ctx, func() { file.Close() })() // ends a write that nobody reads
+	_, err := c.Read(ctx, from, file, progress)
+	return err
 }
 
 // mostBegun is how often a file is read from its beginning because it was replaced meanwhile.
