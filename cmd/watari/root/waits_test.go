@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/creack/pty"
+	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
@@ -412,5 +413,30 @@ func TestSecondCtrlCLeavesAMigration(t *testing.T) {
 	command.Signals <- syscall.SIGINT
 	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "see `watari migrate show md-1-m1`") {
 		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestARestoreThatCannotEndIsNotWaitedFor(t *testing.T) {
+	cluster := &v1.Cluster{Meta: meta("md"), Spec: &v1.ClusterSpec{Guests: 2}, Restore: &v1.Restore{Checkpoint: "md-c1", State: v1.RestoreState_RESTORE_STATE_DONE}}
+	lost := &v1.Guest{Meta: meta("md-1"), State: v1.GuestState_GUEST_STATE_FAILED, Failure: "it crashed 5 times"}
+	stopped := proto.CloneOf(cluster)
+	stopped.State, stopped.Message = v1.ClusterState_CLUSTER_STATE_STOPPED, "all its guests are stopped"
+	for said, now := range map[string]*v1.WatchResponse{
+		"restore cluster md: guest md-1: it crashed 5 times": {Cluster: cluster, Guests: []*v1.Guest{{Meta: meta("md-0")}, lost}},
+		"restore cluster md: all its guests are stopped":     {Cluster: stopped},
+	} {
+		manager := (&stub.Manager{
+			Unary: func(context.Context, any) (any, error) { return &v1.RestoreCheckpointResponse{Cluster: cluster}, nil },
+			OnWatch: func(ctx context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+				if err := send(now); err != nil {
+					return err
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		}).Start(t)
+		if result := manager.Run(t, "checkpoint", "restore", "md"); result.Status != 1 || !strings.Contains(result.Err, said) {
+			t.Errorf("%+v", result)
+		}
 	}
 }
