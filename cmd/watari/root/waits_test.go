@@ -416,6 +416,60 @@ func TestSecondCtrlCLeavesAMigration(t *testing.T) {
 	}
 }
 
+func TestAResizeThatWaitsOutlivesAManagersRestart(t *testing.T) {
+	var busy atomic.Bool
+	busy.Store(true)
+	manager := (&stub.Manager{Unary: func(_ context.Context, request any) (any, error) {
+		r := request.(*v1.ResizeClusterRequest)
+		if busy.Load() {
+			return &v1.ResizeClusterResponse{Runs: []string{"md-run-1", "md-run-2"}}, nil
+		}
+		return &v1.ResizeClusterResponse{Cluster: &v1.Cluster{Meta: meta(r.Name)}}, nil
+	}}).Start(t)
+	command := manager.Begin(t, "cluster", "resize", "md", "--guests", "2", "--when-idle")
+	command.AwaitText(t, "cluster md: waits for md-run-1, md-run-2")
+	manager.Stop()
+	command.AwaitText(t, "waiting for the manager: no manager answers at")
+	busy.Store(false)
+	manager.Resume(t)
+	if result := command.Wait(t); result.Status != 0 || !strings.Contains(result.Err, "is being resized to 2 guests") {
+		t.Errorf("%+v", result)
+	}
+	busy.Store(true)
+	if result := manager.Run(t, "cluster", "resize", "md", "--guests", "2"); result.Status != 1 || !strings.Contains(result.Err, "`watari run cancel md-run-1 md-run-2`") {
+		t.Errorf("%+v", result)
+	}
+	manager.Stop()
+	if result := manager.Run(t, "cluster", "resize", "md", "--guests", "2"); result.Status != 1 || strings.Contains(result.Err, "waiting") {
+		t.Errorf("without --when-idle: %+v", result)
+	}
+}
+
+func TestSeveralRunsAreCancelledAtOnce(t *testing.T) {
+	var asked []string
+	manager := (&stub.Manager{Unary: func(_ context.Context, request any) (any, error) {
+		r := request.(*v1.CancelRunRequest)
+		if r.Name == "no" {
+			return nil, connect.NewError(connect.CodeNotFound, errors.New("there is no run no"))
+		}
+		asked = append(asked, r.Name)
+		return &v1.CancelRunResponse{Run: &v1.Run{Meta: meta(r.Name)}}, nil
+	}}).Start(t)
+	result := manager.Run(t, "run", "cancel", "r1", "no", "r2")
+	if result.Status != 1 || strings.Join(asked, " ") != "r1 r2" || !strings.Contains(result.Err, "run r2 is being ended") || !strings.Contains(result.Err, "cancel run no: there is no run no") {
+		t.Errorf("asked for %v: %+v", asked, result)
+	}
+	for command, want := range map[string]byte{"run cancel r1 -o json": '{', "run cancel r1 r2 -o json": '['} {
+		if result := manager.Run(t, strings.Fields(command)...); result.Status != 0 || result.Err != "" || result.Out == "" || result.Out[0] != want {
+			t.Errorf("%s: %+v", command, result)
+		}
+	}
+	asked = nil
+	if result := manager.Run(t, "run", "cancel", "r1", "R2!"); result.Status != 2 || len(asked) > 0 {
+		t.Errorf("asked for %v: %+v", asked, result)
+	}
+}
+
 func TestARestoreThatCannotEndIsNotWaitedFor(t *testing.T) {
 	cluster := &v1.Cluster{Meta: meta("md"), Spec: &v1.ClusterSpec{Guests: 2}, Restore: &v1.Restore{Checkpoint: "md-c1", State: v1.RestoreState_RESTORE_STATE_DONE}}
 	lost := &v1.Guest{Meta: meta("md-1"), State: v1.GuestState_GUEST_STATE_FAILED, Failure: "it crashed 5 times"}
@@ -438,5 +492,21 @@ func TestARestoreThatCannotEndIsNotWaitedFor(t *testing.T) {
 		if result := manager.Run(t, "checkpoint", "restore", "md"); result.Status != 1 || !strings.Contains(result.Err, said) {
 			t.Errorf("%+v", result)
 		}
+	}
+}
+
+func TestCtrlCEndsAForwardWithItsStatus(t *testing.T) {
+	manager := (&stub.Manager{OnExec: func(ctx context.Context, both *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+		for {
+			if _, err := both.Receive(); err != nil {
+				return err
+			}
+		}
+	}}).Start(t)
+	command := manager.Begin(t, "guest", "forward", "md-0", "0:8888")
+	command.AwaitText(t, "-> md-0:8888")
+	command.Signals <- os.Interrupt
+	if result := command.Wait(t); result.Status != 130 {
+		t.Errorf("%+v", result)
 	}
 }
