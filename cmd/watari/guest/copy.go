@@ -153,16 +153,16 @@ func copyFile(ctx context.Context, env *cli.Env, c *client.Client, source, desti
 		if strings.HasSuffix(to.Path, "/") {
 			to.Path += filepath.Base(source)
 		}
-		err = c.Put(ctx, source, to, show)
+		err = c.Put(ctx, source, to, lines.Trouble, show)
 	case destination == "-":
-		_, err = c.Read(ctx, from, env.Out, nil)
+		_, err = c.Read(ctx, from, env.Out, lines.Trouble, nil)
 	default:
 		if strings.HasSuffix(destination, "/") {
 			if err := os.MkdirAll(destination, 0o777); err != nil {
 				return err
 			}
 		}
-		err = c.Get(ctx, from, destination, show)
+		err = c.Get(ctx, from, destination, lines.Trouble, show)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s to %s: %w", source, destination, err)

@@ -78,3 +78,29 @@ func TestCtrlCEndsACopyToAPipeThatNobodyReads(t *testing.T) {
 		t.Errorf("%+v", result)
 	}
 }
+
+func TestACopySaysThatItWaitsForTheManager(t *testing.T) {
+	begun := make(chan struct{}, 1)
+	manager := &stub.Manager{OnGetFile: func(ctx context.Context, r *v1.ControlGetFileRequest, send func(*v1.ControlGetFileResponse) error) error {
+		if r.Offset > 0 {
+			return send(&v1.ControlGetFileResponse{File: &v1.GetFileResponse{Data: []byte("xt"), Size: 4}})
+		}
+		if err := send(&v1.ControlGetFileResponse{File: &v1.GetFileResponse{Data: []byte("te"), Size: 4, Mode: 0o600}}); err != nil {
+			return err
+		}
+		begun <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	manager.Start(t)
+	path := filepath.Join(t.TempDir(), "f")
+	command := manager.Begin(t, "guest", "cp", "md-0:/f", path)
+	<-begun
+	manager.Stop()
+	command.AwaitText(t, "waiting for the manager: no manager answers at")
+	manager.Resume(t)
+	result := command.Wait(t)
+	if text, err := os.ReadFile(path); result.Status != 0 || err != nil || string(text) != "text" {
+		t.Errorf("copied %q, %v: %+v", text, err, result)
+	}
+}
