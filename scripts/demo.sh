@@ -21,7 +21,7 @@ brief() {
     wait "$!" || true # for the filter, so that its last lines precede the next command's
     return "$status"
 }
-details='^network namespace|^removed |^host .* ready$|^host .* is ready for guests|[0-9] %|starting on .*: (host|restoring|waits|giving|making a template: saving)|starting on [ab][0-9]+$|: (setting|resuming)'
+details='^network namespace|^removed |^host .* ready$|^host .* is ready for guests|^waiting for host |[0-9] %|starting on .*: (host|restoring|waits|giving|making a template: saving)|starting on [ab][0-9]+$|: (setting|resuming)'
 now() { date +%s.%N; }
 since() { echo "$(now) $1" | awk '{printf "%.2f", $1 - $2}'; }
 took() { printf '   %.1f s\n' "$1"; }

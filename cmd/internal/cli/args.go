@@ -29,6 +29,13 @@ func Noun(command *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 // Args requires one argument for each word: Args("CLUSTER").
 func Args(words ...string) cobra.PositionalArgs { return ArgsBetween(len(words), words...) }
 
+// ArgsAtLeast requires one argument for each word, and takes more of the last: ArgsAtLeast("GUEST", "PORT").
+func ArgsAtLeast(words ...string) cobra.PositionalArgs {
+	return func(command *cobra.Command, args []string) error {
+		return ArgsBetween(len(words), words...)(command, args[:min(len(args), len(words))])
+	}
+}
+
 // ArgsBetween requires at least the first least words.
 func ArgsBetween(least int, words ...string) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {

@@ -30,6 +30,14 @@ func (e *Env) Complete(lists ...Names) cobra.CompletionFunc {
 	}
 }
 
+// CompleteEach completes each argument with names that are no argument yet.
+func (e *Env) CompleteEach(names Names) cobra.CompletionFunc {
+	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		all := e.complete(command.Context(), names, begun)
+		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
 // CompleteFlag completes a flag with names.
 func (e *Env) CompleteFlag(command *cobra.Command, flag string, names Names) {
 	_ = command.RegisterFlagCompletionFunc(flag, func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {

@@ -20,9 +20,9 @@ const (
 )
 
 // PutBlob uploads a blob to the manager. It continues where an earlier upload ended. progress is called with the number
-// of stored bytes.
-func (c *Client) PutBlob(ctx context.Context, digest, path string, progress func(held, size int64)) error {
-	return c.Patiently(ctx, nil, func(alive func()) error {
+// of stored bytes, notice as by Patiently.
+func (c *Client) PutBlob(ctx context.Context, digest, path string, notice func(error), progress func(held, size int64)) error {
+	return c.Patiently(ctx, notice, func(alive func()) error {
 		file, err := os.Open(path)
 		if err != nil {
 			return err

@@ -28,9 +28,9 @@ type Place struct {
 
 func (p Place) String() string { return p.Guest + p.Run + ":" + p.Path }
 
-// Put copies a local file into the guests and replaces an existing file. progress is called with the bytes sent.
-func (c *Client) Put(ctx context.Context, local string, to Place, progress func(sent, size int64)) error {
-	return c.Patiently(ctx, nil, func(func()) error {
+// Put copies a local file into the guests and replaces an existing file. progress is called with the bytes sent, notice as by Patiently.
+func (c *Client) Put(ctx context.Context, local string, to Place, notice func(error), progress func(sent, size int64)) error {
+	return c.Patiently(ctx, notice, func(func()) error {
 		file, err := os.Open(local)
 		if err != nil {
 			return err
@@ -79,11 +79,25 @@ func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, 
 	return err
 }
 
-// Get copies a file from the guests to a local path, which is replaced only when the copy is complete. After a broken
-// connection, Get continues where it ended.
-func (c *Client) Get(ctx context.Context, from Place, local string, progress func(got, size int64)) error {
-	if info, err := os.Stat(local); err == nil && info.IsDir() {
+// Get copies a file from the guests to a local path. An existing file is replaced only when the copy is complete; a symbolic link stays,
+// and what it points to is replaced. What is no file, such as a device or a named pipe, is written to. After a broken connection, Get
+// continues where it ended.
+func (c *Client) Get(ctx context.Context, from Place, local string, notice func(error), progress func(got, size int64)) error {
+	info, err := os.Stat(local)
+	if err == nil && info.IsDir() {
 		local = filepath.Join(local, filepath.Base(from.Path))
+		info, err = os.Stat(local)
+	}
+	if err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory", local)
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		return c.getInto(ctx, from, local, notice, progress)
+	}
+	if _, err := os.Lstat(local); err == nil {
+		if local, err = filepath.EvalSymlinks(local); err != nil {
+			return err // a link to nothing
+		}
 	}
 	file, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
 	if err != nil {
@@ -91,7 +105,7 @@ func (c *Client) Get(ctx context.Context, from Place, local string, progress fun
 	}
 	defer os.Remove(file.Name())
 	defer file.Close()
-	mode, err := c.readAnew(ctx, from, file, progress)
+	mode, err := c.readAnew(ctx, from, file, notice, progress)
 	if err != nil {
 		return err
 	}
@@ -101,13 +115,36 @@ func (c *Client) Get(ctx context.Context, from Place, local string, progress fun
 	return os.Rename(file.Name(), local)
 }
 
+// getInto writes a file of the guests to a device, a named pipe or the like. The end of ctx ends it even if nobody reads from the pipe.
+func (c *Client) getInto(ctx context.Context, from Place, local string, notice func(error), progress func(got, size int64)) error {
+	var file *os.File
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		file, err = os.OpenFile(local, os.O_WRONLY, 0)
+		opened <- err
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-opened:
+		if err != nil {
+			return err
+		}
+	}
+	defer file.Close()
+	defer context.AfterFunc(ctx, func() { file.Close() })() // ends a write that nobody reads
+	_, err := c.Read(ctx, from, file, notice, progress)
+	return err
+}
+
 // mostBegun is how often a file is read from its beginning because it was replaced meanwhile.
 const mostBegun = 5
 
 // readAnew reads a file of the guests into another one, from the beginning if it is replaced meanwhile.
-func (c *Client) readAnew(ctx context.Context, from Place, to *os.File, progress func(got, size int64)) (mode os.FileMode, err error) {
+func (c *Client) readAnew(ctx context.Context, from Place, to *os.File, notice func(error), progress func(got, size int64)) (mode os.FileMode, err error) {
 	for range mostBegun {
-		if mode, err = c.Read(ctx, from, to, progress); connect.CodeOf(err) != connect.CodeAborted || err == nil {
+		if mode, err = c.Read(ctx, from, to, notice, progress); connect.CodeOf(err) != connect.CodeAborted || err == nil {
 			return mode, err
 		}
 		if _, failed := to.Seek(0, io.SeekStart); failed != nil || to.Truncate(0) != nil {
@@ -118,11 +155,11 @@ func (c *Client) readAnew(ctx context.Context, from Place, to *os.File, progress
 }
 
 // Read writes a file of the guests to w and returns its permission bits. If the file is replaced while it is read, the error is ABORTED.
-func (c *Client) Read(ctx context.Context, from Place, w io.Writer, progress func(got, size int64)) (os.FileMode, error) {
+func (c *Client) Read(ctx context.Context, from Place, w io.Writer, notice func(error), progress func(got, size int64)) (os.FileMode, error) {
 	var got, size uint64
 	version := ""
 	mode := os.FileMode(0o644)
-	err := c.Patiently(ctx, nil, func(alive func()) error {
+	err := c.Patiently(ctx, notice, func(alive func()) error {
 		stream, err := c.GetFile(ctx, connect.NewRequest(&v1.ControlGetFileRequest{
 			Guest: from.Guest, Run: from.Run, Path: from.Path, Offset: got, Version: version}))
 		if err != nil {

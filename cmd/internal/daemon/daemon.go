@@ -109,7 +109,15 @@ func (p *Process) Log() string {
 	return p.spec.Log
 }
 
-// Running finds the running daemon of a unit or pid file; nil if it is not running.
+// Number describes the process's id: ", pid 7". It is empty if systemd is just starting the process, which has none yet.
+func (p *Process) Number() string {
+	if p.PID == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", pid %d", p.PID)
+}
+
+// Running finds the running daemon of a unit or pid file; nil if it is not running. If the pid file is damaged, the error is ErrDamaged.
 func Running(spec Spec) (*Process, error) {
 	if spec.Unit != "" {
 		if process, err := runningUnit(spec); process != nil || err != nil {
@@ -121,7 +129,7 @@ func Running(spec Spec) (*Process, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the pid file of the %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("the pid file %s of the %s: %w", spec.PIDFile, spec.Name, err)
 	}
 	if !found.alive() {
 		return nil, nil

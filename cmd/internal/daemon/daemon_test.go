@@ -1,6 +1,7 @@
 package daemon_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -82,11 +83,13 @@ func TestAnotherProcessWithTheNumberIsLeftAlone(t *testing.T) {
 			t.Errorf("%q: %v, %v", rest, found, err)
 		}
 	}
-	if err := os.WriteFile(s.PIDFile, []byte("junk"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := daemon.Running(s); err == nil {
-		t.Error("a damaged pid file is no error")
+	for _, damaged := range []string{"junk", "", "x 1 00000000-0000-0000-0000-000000000000"} {
+		if err := os.WriteFile(s.PIDFile, []byte(damaged), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := daemon.Running(s); !errors.Is(err, daemon.ErrDamaged) {
+			t.Errorf("a damaged pid file, %q: %v", damaged, err)
+		}
 	}
 }
 

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"watari/internal/durable"
 )
 
 // identity identifies one process of this machine for all time: by its id, its start time, and the boot.
@@ -70,12 +71,11 @@ func (i identity) signal(signal syscall.Signal) error {
 
 // write writes a pid file: only the id on the first line, as usual, then start time and boot.
 func (i identity) write(path string) error {
-	next := path + ".new"
-	if err := os.WriteFile(next, fmt.Appendf(nil, "%d\n%s %s\n", i.PID, i.Start, i.Boot), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
+	return durable.WriteFile(path, fmt.Appendf(nil, "%d\n%s %s\n", i.PID, i.Start, i.Boot), 0o644)
 }
+
+// ErrDamaged means that a pid file does not say which process it is for.
+var ErrDamaged = errors.New("it does not contain a pid, a start time and a boot id")
 
 func read(path string) (identity, error) {
 	text, err := os.ReadFile(path)
@@ -84,11 +84,11 @@ func read(path string) (identity, error) {
 	}
 	fields := strings.Fields(string(text))
 	if len(fields) != 3 {
-		return identity{}, fmt.Errorf("%s does not contain a pid, a start time and a boot id", filepath.Clean(path))
+		return identity{}, ErrDamaged
 	}
 	pid, err := strconv.Atoi(fields[0])
 	if err != nil {
-		return identity{}, fmt.Errorf("%s: %w", path, err)
+		return identity{}, ErrDamaged
 	}
 	return identity{pid, fields[1], fields[2]}, nil
 }

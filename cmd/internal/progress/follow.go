@@ -4,6 +4,7 @@ package progress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	v1 "watari/api/watariv1"
@@ -24,6 +25,19 @@ func Follow(ctx context.Context, env *cli.Env, c *client.Client, kind, name stri
 	lines.Clear()
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+// FailedForGood returns an error if all guests of a cluster are stopped, or a guest has failed and will not be started again automatically.
+func FailedForGood(now *v1.WatchResponse) error {
+	if c := now.GetCluster(); c.GetState() == v1.ClusterState_CLUSTER_STATE_STOPPED {
+		return errors.New(c.GetMessage())
+	}
+	for _, guest := range now.GetGuests() {
+		if guest.GetState() == v1.GuestState_GUEST_STATE_FAILED && guest.GetFailure() != "" {
+			return fmt.Errorf("guest %s: %s; its console: `watari guest console %[1]s`", guest.GetMeta().GetName(), guest.GetFailure())
+		}
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 		Short: "Make a checkpoint of a cluster, now or regularly",
 		Long: "Make a checkpoint of a cluster. The command shows how far it is, and ends when all files are written. Ctrl-C ends only the waiting.\n\n" +
 			"With --every, checkpoints are made regularly from now on, and the command returns at once; --every 0 ends that. The newest --keep " +
-			"checkpoints are kept, and those that are pinned.\n\n" +
+			"checkpoints are kept, and those that are pinned. --keep alone changes how many are kept, and makes no checkpoint.\n\n" +
 			"Files are compressed and encrypted. Each is kept on two hosts, on different sites if there are several. A guest that moves " +
 			"is waited for; a host that is drained, or whose owner comes back, cancels the checkpoint.",
 		Example: "  watari checkpoint create md\n  watari checkpoint create md --every 10m --keep 6\n  watari checkpoint create md --every 0",
@@ -77,11 +77,15 @@ func newCreate(env *cli.Env) *cobra.Command {
 			if err := cli.CheckName("cluster", args[0]); err != nil {
 				return err
 			}
+			regular, err := flags.regular("checkpoint", command.Flags().Changed)
+			if err != nil {
+				return err
+			}
 			c, err := env.Client()
 			if err != nil {
 				return err
 			}
-			if command.Flags().Changed("every") || command.Flags().Changed("keep") {
+			if regular {
 				return plan(ctx, env, c, target{cluster: args[0]}, flags, command.Flags().Changed("every"))
 			}
 			return create(ctx, env, c, target{cluster: args[0]}, flags)
@@ -93,6 +97,29 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.Uint32Var(&flags.keep, "keep", 0, "how many checkpoints are kept beside the pinned ones (default 3)")
 	f.BoolVarP(&flags.detach, "detach", "d", false, "print the checkpoint's name and return")
 	return command
+}
+
+// regular reports whether the flags are about checkpoints that are made regularly, and not about one that is made now. It refuses flags
+// that would be without effect.
+func (f createFlags) regular(word string, given func(flag string) bool) (regular bool, err error) {
+	for _, flag := range []string{"every", "keep", "replicas"} {
+		if !given(flag) {
+			continue
+		}
+		regular = true
+		for _, other := range []string{"pin", "detach"} {
+			if given(other) {
+				return false, cli.Usagef("--%s is for a %s that is made now, and with --%s none is made now: omit one of them", other, word, flag)
+			}
+		}
+	}
+	switch {
+	case given("keep") && f.keep == 0:
+		return false, cli.Usagef("--keep 0: at least one %s is kept; --every 0 makes no more of them", word)
+	case given("replicas") && f.copies == 0:
+		return false, cli.Usagef("--replicas 0: each %s is kept on at least one host", word)
+	}
+	return regular, nil
 }
 
 // Seconds returns the seconds of a plan's --every.
@@ -124,6 +151,9 @@ func plan(ctx context.Context, env *cli.Env, c *client.Client, of target, flags 
 	when := "made only when you ask for them"
 	if wanted.EverySeconds > 0 {
 		when = "made every " + (time.Duration(wanted.EverySeconds) * time.Second).String()
+	}
+	if !every { // who gives only --keep may expect one
+		when += ", and none was made now"
 	}
 	if of.volume != "" {
 		return env.Done(response.Msg.Volume, "snapshots of volume %s are %s; `watari checkpoint list --volume %s` shows them", of.volume, when, of.volume)

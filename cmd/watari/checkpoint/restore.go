@@ -64,14 +64,16 @@ func followRestore(ctx context.Context, env *cli.Env, c *client.Client, cluster 
 		}
 		last = now.Cluster
 		restore := last.GetRestore()
+		var guests []progress.Line
 		for _, g := range now.Guests {
-			lines.Set(progress.Line{Key: g.GetMeta().GetName(), Text: fmt.Sprintf("%s: %s %s %s", g.GetMeta().GetName(), output.State(g.GetState()), g.GetHost(), g.GetMessage())})
+			guests = append(guests, progress.Line{Key: g.GetMeta().GetName(), Text: fmt.Sprintf("%s: %s %s %s", g.GetMeta().GetName(), output.State(g.GetState()), g.GetHost(), g.GetMessage())})
 		}
+		lines.Set(guests...)
 		switch restore.GetState() {
 		case v1.RestoreState_RESTORE_STATE_FAILED:
 			return false, fmt.Errorf("checkpoint %s: %s; the guests are stopped, and `watari checkpoint list %s` shows what else there is", restore.GetCheckpoint(), restore.GetMessage(), name)
 		case v1.RestoreState_RESTORE_STATE_DONE:
-			return last.GetReadyGuests() == last.GetSpec().GetGuests(), nil
+			return last.GetReadyGuests() == last.GetSpec().GetGuests(), progress.FailedForGood(now)
 		}
 		return false, nil
 	}, "restore cluster "+name, fmt.Sprintf("cluster %s is being restored; see `watari cluster show %s`", name, name))

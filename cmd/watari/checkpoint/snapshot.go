@@ -25,7 +25,7 @@ func NewSnapshot(env *cli.Env) *cobra.Command {
 		Long: "Keep what is on a volume now. Programs that use the volume run on. What they have not synced may be missing from the snapshot, as after a " +
 			"power failure. Ctrl-C ends only the waiting.\n\n" +
 			"With --every, snapshots are made regularly from now on, and the command returns at once; --every 0 ends that. The newest --keep " +
-			"are kept, and those that are pinned. Most snapshots have only what has changed since the one before.\n\n" +
+			"are kept, and those that are pinned. --keep and --replicas without --every change only that, and make no snapshot. Most snapshots have only what has changed since the one before.\n\n" +
 			"Files are compressed and encrypted, and each is kept on --replicas hosts, on different sites if there are several. `watari checkpoint` " +
 			"lists, shows, pins and deletes snapshots.",
 		Example: "  watari volume snapshot data\n  watari volume snapshot data --every 1h --keep 24 --replicas 3\n  watari volume snapshot data --every 0",
@@ -34,9 +34,12 @@ func NewSnapshot(env *cli.Env) *cobra.Command {
 			if err := cli.CheckName("volume", args[0]); err != nil {
 				return err
 			}
-			changed := command.Flags().Changed
-			if changed("every") || changed("keep") || changed("replicas") {
-				return plan(ctx, env, c, target{volume: args[0]}, flags, changed("every"))
+			regular, err := flags.regular("snapshot", command.Flags().Changed)
+			if err != nil {
+				return err
+			}
+			if regular {
+				return plan(ctx, env, c, target{volume: args[0]}, flags, command.Flags().Changed("every"))
 			}
 			return create(ctx, env, c, target{volume: args[0]}, flags)
 		}),

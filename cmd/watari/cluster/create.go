@@ -3,7 +3,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
 	"watari/internal/mounts"
 )
 
@@ -209,7 +209,7 @@ func waitGuests(ctx context.Context, env *cli.Env, c *client.Client, name string
 		}
 		last = now.Cluster
 		view.show(now)
-		return w.done(now), failedForGood(now)
+		return w.done(now), progress.FailedForGood(now)
 	})
 	if err != nil {
 		view.lines.Keep()
@@ -220,17 +220,4 @@ func waitGuests(ctx context.Context, env *cli.Env, c *client.Client, name string
 	}
 	view.done(last)
 	return last, nil
-}
-
-// failedForGood returns an error if a guest has failed and will not be started again automatically.
-func failedForGood(now *v1.WatchResponse) error {
-	if c := now.GetCluster(); c.GetState() == v1.ClusterState_CLUSTER_STATE_STOPPED {
-		return errors.New(c.GetMessage())
-	}
-	for _, guest := range now.GetGuests() {
-		if guest.GetState() == v1.GuestState_GUEST_STATE_FAILED && guest.GetFailure() != "" {
-			return fmt.Errorf("guest %s: %s; its console: `watari guest console %[1]s`", guest.GetMeta().GetName(), guest.GetFailure())
-		}
-	}
-	return nil
 }

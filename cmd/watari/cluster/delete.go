@@ -25,11 +25,8 @@ func newDelete(env *cli.Env) *cobra.Command {
 		Long: "Delete clusters. Their guests end. Runs on them and the files in their shared homes are lost. A cluster " +
 			"can be deleted while it starts and while its guests migrate.",
 		Example: "  watari cluster delete md --wait",
-		Args:    cobra.MinimumNArgs(0),
+		Args:    cli.ArgsAtLeast("CLUSTER"), ValidArgsFunction: env.CompleteEach(cli.Clusters),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
-			if len(args) == 0 {
-				return cli.Usagef("watari cluster delete needs CLUSTER")
-			}
 			for _, name := range args {
 				if err := cli.CheckName("cluster", name); err != nil {
 					return err
@@ -43,9 +40,6 @@ func newDelete(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until they are deleted")
-	command.ValidArgsFunction = func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-		return env.Complete(cli.Clusters)(command, nil, begun)
-	}
 	return command
 }
 

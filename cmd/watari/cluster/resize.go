@@ -84,31 +84,44 @@ func resize(ctx context.Context, env *cli.Env, name string, flags resizeFlags) e
 // askResize asks for the size, with --when-idle until no run prevents it.
 func askResize(ctx context.Context, env *cli.Env, c *client.Client, name string, flags resizeFlags) (*v1.ResizeClusterResponse, error) {
 	lines := progress.New(env.Err)
-	for {
-		response, err := c.ResizeCluster(ctx, connect.NewRequest(&v1.ResizeClusterRequest{Name: name, Guests: flags.guests}))
-		if ctx.Err() != nil {
-			lines.Keep()
-			return nil, cli.Interruptedf("stopped waiting: cluster %s was not resized", name)
-		}
-		if err != nil {
-			lines.Keep()
-			return nil, fmt.Errorf("resize cluster %s: %w", name, err)
-		}
-		runs := response.Msg.Runs
-		if len(runs) == 0 {
-			lines.Clear()
-			return response.Msg, nil
-		}
-		if !flags.whenIdle {
-			return nil, fmt.Errorf("cluster %s is not resized: guests that would be removed are used by %s; cancel with `watari run cancel %s`, or wait with --when-idle",
-				name, strings.Join(runs, ", "), strings.Join(runs, " "))
-		}
-		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("cluster %s: waits for %s", name, strings.Join(runs, ", "))})
-		select {
-		case <-ctx.Done():
-		case <-time.After(resizeAgain):
+	var answer *v1.ResizeClusterResponse
+	ask := func(alive func()) error {
+		for {
+			response, err := c.ResizeCluster(ctx, connect.NewRequest(&v1.ResizeClusterRequest{Name: name, Guests: flags.guests}))
+			if err != nil {
+				return err
+			}
+			alive()
+			if answer = response.Msg; len(answer.Runs) == 0 || !flags.whenIdle {
+				return nil
+			}
+			lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("cluster %s: waits for %s", name, strings.Join(answer.Runs, ", "))})
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(resizeAgain):
+			}
 		}
 	}
+	var err error
+	if flags.whenIdle {
+		err = c.Patiently(ctx, lines.Trouble, ask)
+	} else {
+		err = ask(func() {})
+	}
+	if err != nil {
+		lines.Keep()
+		if ctx.Err() != nil {
+			return nil, cli.Interruptedf("stopped waiting: cluster %s was not resized", name)
+		}
+		return nil, fmt.Errorf("resize cluster %s: %w", name, err)
+	}
+	lines.Clear()
+	if runs := answer.Runs; len(runs) > 0 {
+		return nil, fmt.Errorf("cluster %s is not resized: guests that would be removed are used by %s; cancel with `watari run cancel %s`, or wait with --when-idle",
+			name, strings.Join(runs, ", "), strings.Join(runs, " "))
+	}
+	return answer, nil
 }
 
 // waitResized shows the guests of a cluster until all are ready and the removed ones are gone.

@@ -23,15 +23,9 @@ func newCopy(env *cli.Env) *cobra.Command {
 		Short:   "Copy a file to or from a guest",
 		Long: "Copy a file to or from a guest. GUEST:PATH names a file in a guest; PATH must begin with /. With \"-\" as " +
 			"the destination, the file goes to standard output. A destination that ends with / is a directory.",
-		Example: "  watari guest cp in.melt md-0:/home/watari/in.melt\n  watari guest cp md-0:/var/log/dmesg ./",
-		Args:    cli.Args("SOURCE", "DESTINATION"),
-		ValidArgsFunction: func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-			guests, _ := env.Complete(cli.Guests, cli.Guests)(command, args, begun)
-			for i := range guests {
-				guests[i] += ":"
-			}
-			return guests, cobra.ShellCompDirectiveNoSpace
-		},
+		Example:           "  watari guest cp in.melt md-0:/home/watari/in.melt\n  watari guest cp md-0:/var/log/dmesg ./",
+		Args:              cli.Args("SOURCE", "DESTINATION"),
+		ValidArgsFunction: completePlaces(env, cli.Guests),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			return copyFile(ctx, env, c, args[0], args[1], "guest", place)
 		}),
@@ -47,17 +41,44 @@ func NewVolumeCopy(env *cli.Env) *cobra.Command {
 		Long: "Copy a file to or from a volume, through the guest of the cluster that uses it. VOLUME:PATH names a file on a volume. With \"-\" as the " +
 			"destination, the file goes to standard output. A destination that ends with / is a directory.",
 		Example: "  watari volume cp in.melt data:inputs/in.melt\n  watari volume cp data:results/log.lammps ./",
-		Args:    cli.Args("SOURCE", "DESTINATION"), ValidArgsFunction: env.Complete(cli.Volumes, cli.Volumes),
+		Args:    cli.Args("SOURCE", "DESTINATION"), ValidArgsFunction: completePlaces(env, cli.Volumes),
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			return copyFile(ctx, env, c, args[0], args[1], "volume", func(word string) (client.Place, bool, error) { return onVolume(ctx, c, word) })
 		}),
 	}
 }
 
+// completePlaces completes the source and the destination of a copy: one of them is a local file, the other begins with a name and a
+// colon.
+func completePlaces(env *cli.Env, names cli.Names) cobra.CompletionFunc {
+	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 1 || remote(begun) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		if len(args) == 1 && remote(args[0]) {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		found, _ := env.Complete(names)(command, nil, begun)
+		if len(found) == 0 && len(args) == 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		for i := range found {
+			found[i] += ":"
+		}
+		return found, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// remote reports whether a word names a file elsewhere. A word without a colon, or with a slash before the colon, is a local file.
+func remote(word string) bool {
+	name, _, colon := strings.Cut(word, ":")
+	return colon && !strings.Contains(name, "/")
+}
+
 // onVolume parses VOLUME:PATH, and finds the guest that has the volume.
 func onVolume(ctx context.Context, c *client.Client, word string) (client.Place, bool, error) {
-	volume, file, remote := strings.Cut(word, ":")
-	if !remote || strings.Contains(volume, "/") {
+	volume, file, _ := strings.Cut(word, ":")
+	if !remote(word) {
 		return client.Place{}, false, nil
 	}
 	v, err := cli.Find("volume", volume, func() ([]*v1.Volume, error) {
@@ -92,10 +113,10 @@ func slash(file string) string {
 	return ""
 }
 
-// place parses GUEST:PATH. A word without a colon, or with a slash before the colon, is a local file.
+// place parses GUEST:PATH.
 func place(word string) (client.Place, bool, error) {
-	guest, file, remote := strings.Cut(word, ":")
-	if !remote || strings.Contains(guest, "/") {
+	guest, file, _ := strings.Cut(word, ":")
+	if !remote(word) {
 		return client.Place{}, false, nil
 	}
 	if err := cli.CheckName("guest", guest); err != nil {
@@ -132,16 +153,16 @@ func copyFile(ctx context.Context, env *cli.Env, c *client.Client, source, desti
 		if strings.HasSuffix(to.Path, "/") {
 			to.Path += filepath.Base(source)
 		}
-		err = c.Put(ctx, source, to, show)
+		err = c.Put(ctx, source, to, lines.Trouble, show)
 	case destination == "-":
-		_, err = c.Read(ctx, from, env.Out, nil)
+		_, err = c.Read(ctx, from, env.Out, lines.Trouble, nil)
 	default:
 		if strings.HasSuffix(destination, "/") {
 			if err := os.MkdirAll(destination, 0o777); err != nil {
 				return err
 			}
 		}
-		err = c.Get(ctx, from, destination, show)
+		err = c.Get(ctx, from, destination, lines.Trouble, show)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s to %s: %w", source, destination, err)

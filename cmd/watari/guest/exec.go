@@ -31,7 +31,8 @@ func newExec(env *cli.Env) *cobra.Command {
 		Short: "Run a command in a guest",
 		Long: "Run a command in a guest and exit with its status. With -i it gets standard input, with -t a " +
 			"terminal. After a broken connection, the command reconnects. If it cannot do so within a minute, the " +
-			"command in the guest is ended. Ctrl-C interrupts the command; a second Ctrl-C detaches from it.",
+			"command in the guest is ended. Ctrl-C interrupts the command; a second Ctrl-C detaches from it. With -t, all keys go to the command: " +
+			"to leave while the manager is away, close the terminal.",
 		Example: "  watari guest exec md-0 -- uptime\n  watari guest exec -it md-0 -- bash\n  watari guest exec -i md-0 -- tar x < files.tar",
 		RunE: func(command *cobra.Command, args []string) error {
 			dash := command.ArgsLenAtDash()
@@ -88,7 +89,7 @@ func execute(ctx context.Context, env *cli.Env, guest string, command []string, 
 	s.leave = func() { cancel(cli.ErrInterrupted) }
 	end := "\n"
 	if f.tty {
-		end = "\r\n" // because the terminal is raw
+		end = "; close the terminal to leave\r\n" // the terminal is raw, and Ctrl-C goes to the command
 	}
 	err = env.Patiently(ctx, c, end, func(alive func()) error { return s.attempt(ctx, c, alive) })
 	if context.Cause(ctx) == cli.ErrInterrupted {

@@ -43,7 +43,7 @@ func newForward(env *cli.Env) *cobra.Command {
 		Example: "  watari guest forward md-0 8888                  # then open http://localhost:8888\n" +
 			"  watari guest forward md-0 9000:8888 6006\n" +
 			"  ssh -o ProxyCommand='watari guest forward --stdio %h 22' watari@md-0",
-		Args:              cobra.MinimumNArgs(2),
+		Args:              cli.ArgsAtLeast("GUEST", "PORT"),
 		ValidArgsFunction: env.Complete(cli.Guests),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			return carry(ctx, env, args[0], args[1:], f)
@@ -271,7 +271,7 @@ func (w *tunnel) explain(ctx context.Context, err error) error {
 		}
 	default:
 		if ctx.Err() != nil {
-			return nil // Ctrl-C
+			return &cli.Exit{Code: cli.StatusInterrupted}
 		}
 	}
 	return err

@@ -20,7 +20,8 @@ func NewSSH(env *cli.Env) *cobra.Command {
 		Use:   "ssh GUEST [-- COMMAND [ARGUMENT...]]",
 		Short: "Open a shell in a guest, or run a command there",
 		Long: "Open a shell in a guest, with a terminal, or run a command there and exit with its status. The guest needs no SSH server, and you no keys " +
-			"for it: the way is that of `watari guest exec`. The session goes on while the guest moves to another host.\n\n" +
+			"for it: the way is that of `watari guest exec`. The session goes on while the guest moves to another host. " +
+			"All keys go to the shell: to leave while the manager is away, close the terminal.\n\n" +
 			"For ssh itself, scp, rsync and editors, a guest needs an SSH server (`watari image build --packages openssh-server,...`); `watari guest forward --stdio` " +
 			"is their way to it.",
 		Example:           "  watari ssh md-0\n  watari ssh md-0 -- hostname\n  watari ssh -u root md-0",

@@ -36,7 +36,7 @@ func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, fol
 		if file == "" {
 			return nil, fmt.Errorf("create image %s: the manager asks for blob %s, which is not part of the image", name, blob.GetDigest())
 		}
-		err := c.PutBlob(ctx, blob.GetDigest(), filepath.Join(folder, file), func(held, size int64) {
+		err := c.PutBlob(ctx, blob.GetDigest(), filepath.Join(folder, file), lines.Trouble, func(held, size int64) {
 			lines.Set(progress.Line{Key: file, Text: "uploading the " + file + " to the manager: " + lines.Bar(uint64(held), uint64(size))})
 		})
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
 	"watari/lab"
 )
 
@@ -110,8 +111,11 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
+	lines := progress.New(v.Err)
+	defer lines.Clear()
 	for _, host := range l.Hosts() {
-		err := c.Watch(waiting, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
+		lines.Set(progress.Line{Key: host.Name, Text: "waiting for host " + host.Name + " to be ready"})
+		err := c.Watch(waiting, "host", host.Name, lines.Trouble, func(seen *v1.WatchResponse) (bool, error) {
 			state := seen.GetHost().GetState()
 			connected := state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE && state != v1.HostState_HOST_STATE_QUARANTINED
 			return connected && seen.GetHost().GetInfo().GetLibvirtVersion() != "", nil
@@ -122,7 +126,7 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 		if err != nil {
 			return fmt.Errorf("wait for host %s to be ready: %w", host.Name, err)
 		}
-		v.say("host " + host.Name + " is ready for guests")
+		lines.Notef("host %s is ready for guests", host.Name)
 	}
 	return nil
 }

@@ -23,10 +23,10 @@ import (
 // startAgent starts this machine's agent and waits until the manager knows it.
 func (u *up) startAgent(ctx context.Context) error {
 	spec := u.agent()
-	if process, err := daemon.Running(spec); err != nil {
+	if process, err := running(spec, u.lines.Notef); err != nil {
 		return err
 	} else if process != nil {
-		u.lines.Notef("the agent runs already, pid %d", process.PID)
+		u.lines.Notef("the agent runs already%s", process.Number())
 		return u.awaitAgent(ctx, process, u.hasCertificate())
 	}
 	path, err := Program("watari-agent")
@@ -177,16 +177,21 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 		if err != nil {
 			return false, brief(err)
 		}
-		return host != nil && host.GetState() != v1.HostState_HOST_STATE_UNREACHABLE && host.GetState() != v1.HostState_HOST_STATE_QUARANTINED && host.GetInfo() != nil, "joining the manager"
+		cutOff := host.GetState() == v1.HostState_HOST_STATE_QUARANTINED
+		return cutOff || host != nil && host.GetState() != v1.HostState_HOST_STATE_UNREACHABLE && host.GetInfo() != nil, "joining the manager"
 	})
 	if err != nil {
 		return err
 	}
+	if host.GetState() == v1.HostState_HOST_STATE_QUARANTINED {
+		return fmt.Errorf("host %s is quarantined: the manager refuses it, and the agent keeps trying; if you trust the host, `watari host quarantine %[1]s --undo` admits it, "+
+			"otherwise `sudo watari down` ends the agent", u.Name)
+	}
 	_ = os.Remove(u.tokenFile()) // the token is used up
 	info := host.GetInfo()
-	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
+	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent runs%s, its log is %s", u.Name, info.GetSite(),
 		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),
-		acceleration(info.GetAcceleration()), process.PID, process.Log())
+		acceleration(info.GetAcceleration()), process.Number(), process.Log())
 	for _, problem := range host.GetProblems() {
 		u.lines.Notef("host %s: %s", u.Name, problem)
 	}

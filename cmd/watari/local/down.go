@@ -60,9 +60,9 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	stop := func(specs ...daemon.Spec) error {
 		var failed []error
 		for _, spec := range specs {
-			process, err := daemon.Running(spec)
+			process, err := running(spec, lines.Notef)
 			if err == nil && process != nil {
-				lines.Set(progress.Line{Key: spec.Name, Text: fmt.Sprintf("ending %s, pid %d", spec.Name, process.PID)})
+				lines.Set(progress.Line{Key: spec.Name, Text: fmt.Sprintf("ending %s%s", spec.Name, process.Number())})
 				if err = process.Stop(grace); err == nil {
 					ended++
 					lines.Notef("%s has ended", spec.Name)
@@ -81,7 +81,7 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	failed := []error{stop(l.agent())}
 	left, err := findGuests(l.agentState())
 	failed = append(failed, err)
-	if guests && l.hasCertificate() {
+	if guests && (len(left) > 0 || l.hasCertificate()) { // a host that has joined has an overlay even without guests
 		lines.Set(progress.Line{Key: "guests", Text: "ending " + output.Count(len(left), "guest")})
 		if err := endGuests(ctx, l); err != nil {
 			failed = append(failed, err)

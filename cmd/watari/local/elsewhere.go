@@ -146,9 +146,9 @@ func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before
 	}
 	_ = os.Remove(u.tokenFile()) // the token is used up
 	if answer == unclear {
-		u.lines.Notef("the agent runs, pid %d, and keeps trying: %s", process.PID, why)
+		u.lines.Notef("the agent runs%s, and keeps trying: %s", process.Number(), why)
 		return nil
 	}
-	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, process.Log())
+	u.lines.Notef("host %s has joined %s; the agent runs%s, its log is %s", u.Name, u.Manager, process.Number(), process.Log())
 	return nil
 }

@@ -146,6 +146,17 @@ func (l layout) service(name string) daemon.Spec {
 	return spec
 }
 
+// running finds a running daemon; nil if it is not running. A damaged pid file counts as none, with a note: it must not prevent that
+// Watari is started, ended or removed.
+func running(spec daemon.Spec, note func(format string, args ...any)) (*daemon.Process, error) {
+	process, err := daemon.Running(spec)
+	if errors.Is(err, daemon.ErrDamaged) {
+		note("%v; this goes on as if the %s did not run. If it does (`ps -C watari,watari-agent`), end it with `kill`", err, spec.Name)
+		return nil, nil
+	}
+	return process, err
+}
+
 // load reads the options of the last `watari up`, if there was one.
 func (l layout) load() (options, error) {
 	var o options

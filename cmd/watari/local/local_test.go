@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -69,11 +70,44 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		{options{Name: "k1"}, "watari1.x.y", "needs --manager"},
 		{options{Name: "k1", Prefix: "10.78.0.0/30"}, "", "is not an IPv4 prefix"},
 		{options{Name: "k1", Manager: "https://m:1"}, "junk", "not a token"},
+		{options{Name: "k1", NoAgent: true}, "", "omit one of them"},
+		{options{Name: "k1", Manager: "https://m:1"}, "", "--listen is for a manager"},
 	} {
 		u := &up{layout: layout{t.TempDir()}, token: one.token}
 		err := u.settle(one.options, func(string) bool { return true })
 		if one.Listen == "" && err == nil || err == nil || !strings.Contains(err.Error(), one.said) {
 			t.Errorf("%+v: %v", one.options, err)
+		}
+	}
+}
+
+func TestStoredOptionsDoNotWinSilently(t *testing.T) {
+	for name, one := range map[string]struct {
+		before, asked options
+		given         []string
+		said          string // "": it is accepted
+	}{
+		"an option of the agent":              {options{NoAgent: true}, options{Lent: true}, []string{"lent"}, "--lent is for the agent, and this machine runs none, because of an earlier --no-agent"},
+		"with the agent":                      {options{NoAgent: true}, options{Lent: true}, []string{"lent", "no-agent"}, ""},
+		"an option of the manager":            {options{NoAgent: true}, options{NoSharing: true}, []string{"no-sharing"}, ""},
+		"to another manager":                  {options{NoAgent: true}, options{Manager: "https://m:1"}, []string{"manager"}, "--no-agent=false"},
+		"to another manager, with the agent":  {options{NoAgent: true}, options{Manager: "https://m:1"}, []string{"manager", "no-agent"}, ""},
+		"a manager's option on a mere host":   {options{Manager: "https://m:1"}, options{Fence: "/f"}, []string{"fence"}, "--fence is for a manager"},
+		"no agent on a mere host":             {options{Manager: "https://m:1"}, options{NoAgent: true}, []string{"no-agent"}, "https://m:1; for a manager"},
+		"a manager where there was none":      {options{Manager: "https://m:1"}, options{Listen: "0.0.0.0:1"}, []string{"manager", "listen"}, ""},
+		"nothing":                             {options{NoAgent: true}, options{}, nil, ""},
+		"an option of the agent and no agent": {options{}, options{NoAgent: true, Site: "kyoto"}, []string{"no-agent", "site"}, "--site is for the agent, and --no-agent starts none"},
+	} {
+		u := &up{layout: layout{t.TempDir()}}
+		if err := u.save(one.before); err != nil {
+			t.Fatal(err)
+		}
+		err := u.settle(one.asked, func(name string) bool { return slices.Contains(one.given, name) })
+		if one.said == "" && err != nil || one.said != "" && (err == nil || !strings.Contains(err.Error(), one.said)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if exit := (*cli.Exit)(nil); err != nil && (!errors.As(err, &exit) || exit.Code != cli.StatusUsage) {
+			t.Errorf("%s is no mistake in the command line: %v", name, err)
 		}
 	}
 }
@@ -103,6 +137,10 @@ func TestADaemonThatRunsIsNotGivenOtherOptions(t *testing.T) {
 	if err := u.checkRunning(); err == nil {
 		t.Error("an agent that waits with another token is taken for one that has joined")
 	}
+	u.token, u.NoAgent, u.given = "", true, func(string) bool { return true }
+	if err := u.checkRunning(); err == nil || !strings.Contains(err.Error(), "watari down") {
+		t.Errorf("no agent is wanted: %v", err)
+	}
 }
 
 // TestAKeyAloneIsNoCertificate: the agent makes its key before it joins.
@@ -128,6 +166,45 @@ func TestAKeyAloneIsNoCertificate(t *testing.T) {
 func TestGuestsAreFoundByRecordAndNamespace(t *testing.T) {
 	const uid = "11111111-2222-4333-8444-555555555555"
 	state := t.TempDir()
+	guest := pretend(t, uid)
+	if found, err := findGuests(state); err != nil || len(found) != 0 {
+		t.Errorf("a guest that this machine's agent has no record of: %v, %v", found, err)
+	}
+	if err := os.MkdirAll(filepath.Join(state, "guests", uid), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found, err := findGuests(state)
+	if err != nil || len(found) != 1 || found[0].name != "md-0" || found[0].pid != guest {
+		t.Errorf("%v, %v", found, err)
+	}
+}
+
+// TestGuestsEndWithoutACertificate: it may have been removed to join anew, while guests run.
+func TestGuestsEndWithoutACertificate(t *testing.T) {
+	const uid = "11111111-2222-4333-8444-666666666666"
+	l := layout{t.TempDir()}
+	programs := t.TempDir()
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	script := fmt.Sprintf("#!/bin/sh\nkill %d\nwhile [ -e /proc/%[1]d/exe ]; do sleep 0.01; done\n", pretend(t, uid))
+	if err := os.WriteFile(filepath.Join(programs, "watari-agent"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, guests := range []bool{false, true} {
+		if err := os.MkdirAll(filepath.Join(l.agentState(), "guests", uid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var said bytes.Buffer
+		if err := down(t.Context(), &cli.Env{Err: &said}, l, guests); err != nil {
+			t.Fatal(err)
+		}
+		if ended, left := strings.Contains(said.String(), "guests have ended"), strings.Contains(said.String(), "keeps running"); ended != guests || left == guests {
+			t.Errorf("said:\n%s", &said)
+		}
+	}
+}
+
+// pretend starts a process that looks like guest md-0, until the test ends. It returns the process's id.
+func pretend(t *testing.T, uid string) int {
 	guest := exec.Command("sh", "-c", "read x", "qemu", "-name", "guest=watari-md-0,debug-threads=on", "-uuid", uid)
 	input, err := guest.StdinPipe()
 	if err != nil {
@@ -136,22 +213,15 @@ func TestGuestsAreFoundByRecordAndNamespace(t *testing.T) {
 	if err := guest.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer guest.Wait()
-	defer input.Close()
+	t.Cleanup(func() {
+		input.Close()
+		_ = guest.Wait()
+	})
 	await(t, func() bool {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", guest.Process.Pid))
 		return bytes.Contains(text, []byte(uid))
 	})
-	if found, err := findGuests(state); err != nil || len(found) != 0 {
-		t.Errorf("a guest that this machine's agent has no record of: %v, %v", found, err)
-	}
-	if err := os.MkdirAll(filepath.Join(state, "guests", uid), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	found, err := findGuests(state)
-	if err != nil || len(found) != 1 || found[0].name != "md-0" || found[0].pid != guest.Process.Pid {
-		t.Errorf("%v, %v", found, err)
-	}
+	return guest.Process.Pid
 }
 
 func await(t *testing.T, done func() bool) {
@@ -191,5 +261,19 @@ func TestDownEndsWhatUpBeganAndNothingElse(t *testing.T) {
 	}
 	if !strings.Contains(said.String(), "manager has ended") || strings.Contains(said.String(), "agent has ended") {
 		t.Errorf("said:\n%s", &said)
+	}
+}
+
+func TestADamagedPIDFileDoesNotPreventTheEnd(t *testing.T) {
+	l := layout{t.TempDir()}
+	if err := os.MkdirAll(filepath.Dir(l.manager().PIDFile), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.manager().PIDFile, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	if err := down(t.Context(), &cli.Env{Err: &said}, l, false); err != nil || !strings.Contains(said.String(), "as if the manager did not run") {
+		t.Errorf("%v, said:\n%s", err, &said)
 	}
 }

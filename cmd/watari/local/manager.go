@@ -68,9 +68,9 @@ func (u *up) startManager(ctx context.Context) error {
 		return err
 	}
 	if began {
-		u.lines.Notef("manager %s runs, pid %d, listening on %s; its log is %s", version, process.PID, u.Listen, process.Log())
+		u.lines.Notef("manager %s runs%s, listening on %s; its log is %s", version, process.Number(), u.Listen, process.Log())
 	} else {
-		u.lines.Notef("the manager runs already, pid %d", process.PID)
+		u.lines.Notef("the manager runs already%s", process.Number())
 	}
 	if u.state != defaultState {
 		u.lines.Notef("the client config is %s: export WATARI_CONFIG=%[1]s", u.adminConfig())

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,7 +51,8 @@ type up struct {
 	env *cli.Env
 	layout
 	options
-	before options // options of the last `watari up`
+	before options                  // options of the last `watari up`
+	given  func(option string) bool // whether the command line has the option
 	token  string
 	lines  *progress.Lines
 }
@@ -82,7 +84,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests even if QEMU runs as root, or without AppArmor or SELinux")
 	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "limit of the bandwidth at which this host fetches images and templates, and of that at which it passes them on, as in 200mbit or 25M (bytes per second; default: no limit)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
-	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests")
+	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests, also after a later \"watari up\"; --no-agent=false undoes that")
 	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
 	flags.BoolVar(&asked.Metrics, "metrics", false, "serve metrics for Prometheus on this machine: the manager's at http://"+managerMetrics+"/metrics, the agent's at http://"+agentMetrics+"/metrics")
 	flags.StringVar(&asked.Prefix, "prefix", "", "IPv4 prefix of which each new cluster gets a /24 or more for its guests (default: "+api.DefaultPrefix.String()+"); hosts do not reach other machines with such addresses")
@@ -121,7 +123,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 	if u.before, err = u.load(); err != nil {
 		return err
 	}
-	u.options = u.before
+	u.options, u.given = u.before, given
 	for name, take := range map[string]func(){
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
@@ -171,7 +173,10 @@ func (u *up) settle(asked options, given func(string) bool) error {
 	if u.Site == "" && u.Manager == "" {
 		u.Site = defaultSite
 	}
-	return u.check()
+	if err := u.check(); err != nil {
+		return err
+	}
+	return u.checkGiven()
 }
 
 func (u *up) check() error {
@@ -206,6 +211,10 @@ func (u *up) check() error {
 		return cli.Usagef("--listen %q: give address:port, as in %s", u.Listen, defaultListen)
 	}
 	switch {
+	case u.Manager != "" && u.NoAgent && !u.given("no-agent"):
+		return cli.Usagef("--manager: this machine runs no agent, because of an earlier --no-agent; give --no-agent=false, too")
+	case u.Manager != "" && u.NoAgent && !u.given("manager"):
+		return cli.Usagef("--no-agent: there would be nothing to start, because this machine is a host of %s; for a manager on this machine give --manager \"\", too", u.Manager)
 	case u.Manager != "" && u.NoAgent:
 		return cli.Usagef("--manager and --no-agent exclude each other: there would be nothing to start")
 	case u.token != "" && u.Manager == "":
@@ -215,6 +224,27 @@ func (u *up) check() error {
 		if _, err := ca.ParseToken(u.token); err != nil {
 			return cli.Usagef("--token: %v", err)
 		}
+	}
+	return nil
+}
+
+// agentAlone and managerAlone are the options that only the agent, or only the manager, has.
+var (
+	agentAlone   = []string{"site", "name", "lan-address", "memory", "dial-only", "lent", "owner-guest", "allow-unconfined", "image-bandwidth"}
+	managerAlone = []string{"listen", "no-sharing", "prefix", "authority-secret", "audit-syslog", "fence", "fence-after", "advertise", "etcd-endpoints", "etcd-ca", "etcd-cert",
+		"etcd-key", "blobs"}
+)
+
+// checkGiven refuses options of a daemon that is not to run on this machine. Those of an earlier `watari up` stay for when it is.
+func (u *up) checkGiven() error {
+	if i := slices.IndexFunc(agentAlone, u.given); i >= 0 && u.NoAgent {
+		if u.given("no-agent") {
+			return cli.Usagef("--%s is for the agent, and --no-agent starts none: omit one of them", agentAlone[i])
+		}
+		return cli.Usagef("--%s is for the agent, and this machine runs none, because of an earlier --no-agent; give --no-agent=false, too", agentAlone[i])
+	}
+	if i := slices.IndexFunc(managerAlone, u.given); i >= 0 && u.Manager != "" {
+		return cli.Usagef("--%s is for a manager, and this machine runs none: it is a host of %s; give the option on the manager's machine", managerAlone[i], u.Manager)
 	}
 	return nil
 }
@@ -245,13 +275,16 @@ func (u *up) checkRunning() error {
 		{u.manager(), reflect.DeepEqual(u.before.ofManager(), u.options.ofManager())},
 		{u.agent(), reflect.DeepEqual(u.before.ofAgent(), u.options.ofAgent()) && (u.token == "" || u.hasCertificate())},
 	} {
-		process, err := daemon.Running(one.spec)
+		process, err := running(one.spec, func(string, ...any) {}) // the start will say it
 		if err != nil {
 			return err
 		}
 		if process != nil && !one.same {
-			return fmt.Errorf("the %s runs already, pid %d, with other options; end it with `sudo watari down` (guests keep running), then repeat this command",
-				one.spec.Name, process.PID)
+			return fmt.Errorf("the %s runs already%s, with other options; end it with `sudo watari down` (guests keep running), then repeat this command",
+				one.spec.Name, process.Number())
+		}
+		if process != nil && one.spec.Name == "agent" && u.NoAgent && u.given("no-agent") {
+			return fmt.Errorf("--no-agent: the agent runs already%s; end it with `sudo watari down` (guests keep running), then repeat this command", process.Number())
 		}
 	}
 	return nil
@@ -264,6 +297,9 @@ func (u *up) steps(ctx context.Context) error {
 		}
 	}
 	if u.NoAgent {
+		if !u.given("no-agent") {
+			u.lines.Notef("this machine runs no agent, because of an earlier --no-agent; `sudo watari up --no-agent=false` starts one")
+		}
 		return nil
 	}
 	if err := u.startLibvirt(ctx); err != nil {
@@ -281,7 +317,7 @@ func (u *up) steps(ctx context.Context) error {
 
 // start starts a daemon if it is not running.
 func (u *up) start(spec daemon.Spec) (process *daemon.Process, began bool, err error) {
-	if process, err = daemon.Running(spec); process != nil || err != nil {
+	if process, err = running(spec, u.lines.Notef); process != nil || err != nil {
 		return process, false, err
 	}
 	process, err = daemon.Start(spec)
@@ -307,7 +343,7 @@ func (u *up) await(ctx context.Context, process *daemon.Process, what string, do
 			u.lines.Set(progress.Line{Key: what, Text: text})
 		}
 		if time.Since(begun) > startTimeout {
-			return fmt.Errorf("%s: not done after %s: %s; see its log", what, startTimeout, why)
+			return fmt.Errorf("%s: not done after %s: %s; it goes on, and its log (%s) may say why; `sudo watari down` ends it", what, startTimeout, why, process.Log())
 		}
 		select {
 		case <-ctx.Done():

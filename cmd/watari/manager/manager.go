@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"watari/ca"
+	"watari/cmd/internal/cli"
 	"watari/internal/logfile"
 	daemon "watari/manager"
 	"watari/manager/api"
@@ -43,7 +44,7 @@ func Command() *cobra.Command {
 		Long: "Run the manager in the foreground: the control API, agents' sessions, and the controllers, with etcd embedded " +
 			"unless --etcd-endpoints names one. It logs to standard error and ends at SIGTERM. Guests and runs continue without it.",
 		Example:       "  watari manager --state /var/lib/watari/manager --listen 0.0.0.0:7070",
-		Args:          cobra.NoArgs,
+		Args:          cli.Args(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(c *cobra.Command, _ []string) error { return f.run(c.Context()) },
@@ -80,7 +81,7 @@ func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 			"such an object, and names the object in its log and in the answer to `watari status`. The object stays in etcd under " +
 			"/watari-set-aside/, where nothing reads it. The manager no longer knows a guest that was set aside; hosts keep its copy.",
 		Example:       "  watari manager set-aside /watari/guests/md-1",
-		Args:          cobra.ExactArgs(1),
+		Args:          cli.Args("KEY"),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -114,7 +115,7 @@ func (f *flags) enableAdmin(parent *cobra.Command) *cobra.Command {
 		Long: "Let the first administrator in again whom another one has disabled with `watari user disable admin`. It is for root of the manager's machine, for the " +
 			"case that nobody is left who could undo that. The manager does it within five minutes if it leads, and otherwise when it leads the next time.",
 		Example:       "  watari manager enable-admin --state /var/lib/watari/manager",
-		Args:          cobra.NoArgs,
+		Args:          cli.Args(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {

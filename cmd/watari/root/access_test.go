@@ -113,6 +113,29 @@ func TestLoginTradesATokenForACertificate(t *testing.T) {
 	if result := command(t, config, "host", "list"); result.Status != 0 {
 		t.Errorf("%+v", result)
 	}
+	before, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(config+".old", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	again := []string{"login", "--manager", manager.URL(), "--token", manager.Token().String()}
+	result := command(t, config, again...)
+	if text, _ := os.ReadFile(config); result.Status != 1 || !bytes.Equal(text, before) {
+		t.Errorf("the only config is lost: %+v", result)
+	}
+	if err := os.RemoveAll(config + ".old"); err != nil {
+		t.Fatal(err)
+	}
+	result = command(t, config, again...)
+	text, err := os.ReadFile(config)
+	if old, failed := os.ReadFile(config + ".old"); err != nil || failed != nil || result.Status != 0 || !bytes.Equal(old, before) || bytes.Equal(text, before) {
+		t.Errorf("the old config is not kept, %v, %v: %+v", err, failed, result)
+	}
+	if left, _ := filepath.Glob(config + ".new*"); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
 	other := (&stub.Manager{}).Start(t)
 	if result := command(t, config+"2", "login", "--manager", other.URL(), "--token", manager.Token().String()); result.Status != 1 {
 		t.Errorf("a manager of another CA was joined: %+v", result)

@@ -33,6 +33,18 @@ func TestCompletion(t *testing.T) {
 		"policy rollback |":            "4 3 :4",
 		"explain guest |":              "md-0 md-1 :4",
 		"explain host b|":              "b1 :4",
+		"cluster delete md |":          nothing,
+		"run cancel |":                 nothing, // all have ended
+		"volume create |":              nothing,
+		"volume list |":                nothing,
+		"guest cp |":                   "md-0: md-1: :6",
+		"guest cp in|":                 files,
+		"guest cp md-0:/x |":           files,
+		"guest cp in md-1|":            "md-1: :6",
+		"guest cp md-0:/|":             nothing,
+		"volume cp |":                  "data: scratch: :6",
+		"volume cp data:x |":           files,
+		"recover --keep md-1|":         "md-1= :6",
 	} {
 		words := strings.Split(strings.TrimSuffix(line, "|"), " ")
 		result := manager.Run(t, append([]string{"__complete"}, words...)...)

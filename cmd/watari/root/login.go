@@ -63,13 +63,33 @@ func login(ctx context.Context, env *cli.Env, managers []string, text string) er
 	if err != nil {
 		return fmt.Errorf("log in at %s: %w", strings.Join(managers, ", "), err)
 	}
-	if err := os.Rename(path, path+".old"); err == nil {
-		env.Notef("the old config is kept as %s.old", path)
-	}
-	if err := config.Save(path); err != nil {
-		return err
+	if err := replace(env, config, path); err != nil {
+		return fmt.Errorf("%w; the token is used up, so ask for another one", err)
 	}
 	env.Notef("logged in as %s; the certificate is in %s", name, path)
+	if read, err := client.ConfigPath(); env.Config == "" && err == nil && read != path {
+		env.Notef("commands of this user read %s, unless told otherwise: --config %s, or export WATARI_CONFIG=%[2]s", read, path)
+	}
+	return nil
+}
+
+// replace stores a config, and keeps the old one. The old one stays in its place until the new one is written.
+func replace(env *cli.Env, config *client.Config, path string) error {
+	next := path + ".new"
+	defer os.Remove(next) // fails harmlessly after a successful rename
+	if err := config.Save(next); err != nil {
+		return err
+	}
+	old := os.Rename(path, path+".old")
+	if old != nil && !errors.Is(old, os.ErrNotExist) {
+		return fmt.Errorf("keep the old client config: %w", old)
+	}
+	if err := os.Rename(next, path); err != nil {
+		return fmt.Errorf("write the client config: %w", err)
+	}
+	if old == nil {
+		env.Notef("the old config is kept as %s.old", path)
+	}
 	return nil
 }
 

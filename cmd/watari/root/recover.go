@@ -64,6 +64,13 @@ func newRecover(env *cli.Env) *cobra.Command {
 	flags.StringToStringVar(&keep, "keep", nil, "of several copies of a guest, the one on this host goes on (GUEST=HOST)")
 	flags.StringSliceVar(&without, "without", nil, "a host that is not connected, and whose guests are gone: you vouch for it")
 	env.CompleteFlag(command, "without", cli.Hosts)
+	_ = command.RegisterFlagCompletionFunc("keep", func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		guests, _ := env.Complete(cli.Guests)(command, nil, begun)
+		for i := range guests {
+			guests[i] += "="
+		}
+		return guests, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+	})
 	return command
 }
 

@@ -45,9 +45,11 @@ machines while MPI programs run on them.
 Exit status: 0 success, 1 failure, 2 a mistake in the command line, 130 after Ctrl-C; "watari run" and
 "watari guest exec" end with the program's own status.
 
-With --output json, a list is an array of objects, and all else is one object, in protobuf's JSON mapping: the names of
-api/watari/v1/types.proto in lowerCamelCase, 64-bit numbers as strings, times as RFC 3339. Notes, progress and errors go
-to standard error.
+With --output json, a list is an array of objects, as are several runs that "watari run cancel" names, and all else is one object, in
+protobuf's JSON mapping: the names of api/watari/v1/types.proto in lowerCamelCase, 64-bit numbers as strings, times as
+RFC 3339. "watari events" and "watari audit" write one object a line. "watari lab" writes names in snake_case, and numbers as
+numbers. What deletes or removes, and "watari up" and "watari down", write nothing. Notes, progress and errors go to
+standard error.
 
 The client config names the manager and the user. It is $WATARI_CONFIG, or else /var/lib/watari/admin.json for root
 if it exists, or else ~/.config/watari/config.json, which "watari login" writes.`

@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/creack/pty"
+	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
@@ -412,5 +413,100 @@ func TestSecondCtrlCLeavesAMigration(t *testing.T) {
 	command.Signals <- syscall.SIGINT
 	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "see `watari migrate show md-1-m1`") {
 		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestAResizeThatWaitsOutlivesAManagersRestart(t *testing.T) {
+	var busy atomic.Bool
+	busy.Store(true)
+	manager := (&stub.Manager{Unary: func(_ context.Context, request any) (any, error) {
+		r := request.(*v1.ResizeClusterRequest)
+		if busy.Load() {
+			return &v1.ResizeClusterResponse{Runs: []string{"md-run-1", "md-run-2"}}, nil
+		}
+		return &v1.ResizeClusterResponse{Cluster: &v1.Cluster{Meta: meta(r.Name)}}, nil
+	}}).Start(t)
+	command := manager.Begin(t, "cluster", "resize", "md", "--guests", "2", "--when-idle")
+	command.AwaitText(t, "cluster md: waits for md-run-1, md-run-2")
+	manager.Stop()
+	command.AwaitText(t, "waiting for the manager: no manager answers at")
+	busy.Store(false)
+	manager.Resume(t)
+	if result := command.Wait(t); result.Status != 0 || !strings.Contains(result.Err, "is being resized to 2 guests") {
+		t.Errorf("%+v", result)
+	}
+	busy.Store(true)
+	if result := manager.Run(t, "cluster", "resize", "md", "--guests", "2"); result.Status != 1 || !strings.Contains(result.Err, "`watari run cancel md-run-1 md-run-2`") {
+		t.Errorf("%+v", result)
+	}
+	manager.Stop()
+	if result := manager.Run(t, "cluster", "resize", "md", "--guests", "2"); result.Status != 1 || strings.Contains(result.Err, "waiting") {
+		t.Errorf("without --when-idle: %+v", result)
+	}
+}
+
+func TestSeveralRunsAreCancelledAtOnce(t *testing.T) {
+	var asked []string
+	manager := (&stub.Manager{Unary: func(_ context.Context, request any) (any, error) {
+		r := request.(*v1.CancelRunRequest)
+		if r.Name == "no" {
+			return nil, connect.NewError(connect.CodeNotFound, errors.New("there is no run no"))
+		}
+		asked = append(asked, r.Name)
+		return &v1.CancelRunResponse{Run: &v1.Run{Meta: meta(r.Name)}}, nil
+	}}).Start(t)
+	result := manager.Run(t, "run", "cancel", "r1", "no", "r2")
+	if result.Status != 1 || strings.Join(asked, " ") != "r1 r2" || !strings.Contains(result.Err, "run r2 is being ended") || !strings.Contains(result.Err, "cancel run no: there is no run no") {
+		t.Errorf("asked for %v: %+v", asked, result)
+	}
+	for command, want := range map[string]byte{"run cancel r1 -o json": '{', "run cancel r1 r2 -o json": '['} {
+		if result := manager.Run(t, strings.Fields(command)...); result.Status != 0 || result.Err != "" || result.Out == "" || result.Out[0] != want {
+			t.Errorf("%s: %+v", command, result)
+		}
+	}
+	asked = nil
+	if result := manager.Run(t, "run", "cancel", "r1", "R2!"); result.Status != 2 || len(asked) > 0 {
+		t.Errorf("asked for %v: %+v", asked, result)
+	}
+}
+
+func TestARestoreThatCannotEndIsNotWaitedFor(t *testing.T) {
+	cluster := &v1.Cluster{Meta: meta("md"), Spec: &v1.ClusterSpec{Guests: 2}, Restore: &v1.Restore{Checkpoint: "md-c1", State: v1.RestoreState_RESTORE_STATE_DONE}}
+	lost := &v1.Guest{Meta: meta("md-1"), State: v1.GuestState_GUEST_STATE_FAILED, Failure: "it crashed 5 times"}
+	stopped := proto.CloneOf(cluster)
+	stopped.State, stopped.Message = v1.ClusterState_CLUSTER_STATE_STOPPED, "all its guests are stopped"
+	for said, now := range map[string]*v1.WatchResponse{
+		"restore cluster md: guest md-1: it crashed 5 times": {Cluster: cluster, Guests: []*v1.Guest{{Meta: meta("md-0")}, lost}},
+		"restore cluster md: all its guests are stopped":     {Cluster: stopped},
+	} {
+		manager := (&stub.Manager{
+			Unary: func(context.Context, any) (any, error) { return &v1.RestoreCheckpointResponse{Cluster: cluster}, nil },
+			OnWatch: func(ctx context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+				if err := send(now); err != nil {
+					return err
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		}).Start(t)
+		if result := manager.Run(t, "checkpoint", "restore", "md"); result.Status != 1 || !strings.Contains(result.Err, said) {
+			t.Errorf("%+v", result)
+		}
+	}
+}
+
+func TestCtrlCEndsAForwardWithItsStatus(t *testing.T) {
+	manager := (&stub.Manager{OnExec: func(ctx context.Context, both *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+		for {
+			if _, err := both.Receive(); err != nil {
+				return err
+			}
+		}
+	}}).Start(t)
+	command := manager.Begin(t, "guest", "forward", "md-0", "0:8888")
+	command.AwaitText(t, "-> md-0:8888")
+	command.Signals <- os.Interrupt
+	if result := command.Wait(t); result.Status != 130 {
+		t.Errorf("%+v", result)
 	}
 }

@@ -68,7 +68,7 @@ func run(ctx context.Context, env *cli.Env, cluster string, program []string, f 
 func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spec *v1.RunSpec, stage []pair) (*v1.Run, error) {
 	ctx, stop := env.Interruptible(ctx)
 	defer stop()
-	made, err := create(ctx, c, &v1.CreateRunRequest{Name: name, Spec: spec, RequestId: rand.Text()})
+	made, err := create(ctx, env, c, &v1.CreateRunRequest{Name: name, Spec: spec, RequestId: rand.Text()})
 	if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 		return nil, cli.Interruptedf("stopped asking: `watari run list %s` shows whether the run exists", spec.Cluster)
 	}
@@ -81,7 +81,7 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 	name = made.GetMeta().GetName()
 	err = putAll(ctx, env, c, made, stage)
 	if err == nil {
-		err = c.Patiently(ctx, nil, func(func()) error {
+		err = env.Patiently(ctx, c, "\n", func(func()) error {
 			_, err := c.StartRun(ctx, connect.NewRequest(&v1.StartRunRequest{Name: name}))
 			return err
 		})
@@ -102,7 +102,7 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 }
 
 // create creates a run. If the answer is lost, it repeats the request; the request's id prevents a second run.
-func create(ctx context.Context, c *client.Client, request *v1.CreateRunRequest) (run *v1.Run, err error) {
+func create(ctx context.Context, env *cli.Env, c *client.Client, request *v1.CreateRunRequest) (run *v1.Run, err error) {
 	ask := func(func()) error {
 		response, err := c.CreateRun(ctx, connect.NewRequest(request))
 		if err == nil {
@@ -113,7 +113,7 @@ func create(ctx context.Context, c *client.Client, request *v1.CreateRunRequest)
 	err = ask(nil)
 	var unreachable *client.Unreachable
 	if client.Transient(err) && !connect.IsWireError(err) && !errors.As(err, &unreachable) {
-		err = c.Patiently(ctx, nil, ask)
+		err = env.Patiently(ctx, c, "\n", ask)
 	}
 	return run, err
 }
@@ -126,7 +126,7 @@ func putAll(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, st
 	for _, file := range stage {
 		to := client.Place{Run: run.GetMeta().GetName(), Path: path.Clean(file.to)}
 		for {
-			err := c.Put(ctx, file.from, to, func(sent, size int64) {
+			err := c.Put(ctx, file.from, to, lines.Trouble, func(sent, size int64) {
 				if lines.Terminal() {
 					lines.Set(progress.Line{Key: file.from, Text: "staging " + file.from + " " + lines.Bar(uint64(sent), uint64(size))})
 				}
@@ -157,7 +157,7 @@ func gather(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, co
 	var failed []error
 	for _, file := range collect {
 		from := client.Place{Run: run.GetMeta().GetName(), Path: file.from}
-		err := c.Get(ctx, from, file.to, func(got, size int64) {
+		err := c.Get(ctx, from, file.to, lines.Trouble, func(got, size int64) {
 			if lines.Terminal() {
 				lines.Set(progress.Line{Key: file.from, Text: "collecting " + file.from + " " + lines.Bar(uint64(got), uint64(size))})
 			}

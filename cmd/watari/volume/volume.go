@@ -41,7 +41,8 @@ func newCreate(env *cli.Env) *cobra.Command {
 	var detach bool
 	var every time.Duration
 	var replicas uint32
-	command := &cobra.Command{
+	var command *cobra.Command
+	command = &cobra.Command{
 		Use:   "create VOLUME",
 		Short: "Make an empty volume",
 		Long: "Make an empty volume. A host makes its disk, which takes up room as files are written to it, --size at most. Without --host, it is one with " +
@@ -49,7 +50,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"With --replicas, snapshots are made regularly (--every), and each is on so many hosts. If the volume's host is lost, `watari volume restore` " +
 			"gives the latest one to another host.",
 		Example: "  watari volume create data --size 50G\n  watari volume create data --size 50G --replicas 2 --every 1h\n  watari cluster create md --guests 4 --image mpi --volume data",
-		Args:    cli.Args("VOLUME"),
+		Args:    cli.Args("VOLUME"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			if err := cli.CheckName("volume", args[0]); err != nil {
 				return err
@@ -61,8 +62,15 @@ func newCreate(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return cli.Usagef("--size: %v", err)
 			}
+			given := command.Flags().Changed
+			switch {
+			case given("replicas") && replicas == 0:
+				return cli.Usagef("--replicas 0: each snapshot is kept on at least one host; without --replicas and --every none is made")
+			case given("replicas") && given("every") && every == 0:
+				return cli.Usagef("--replicas %d and --every 0 exclude each other: without snapshots there is nothing to keep on other hosts", replicas)
+			}
 			request := &v1.CreateVolumeRequest{Name: args[0], SizeBytes: bytes, Host: host}
-			if replicas > 0 || every > 0 {
+			if replicas > 0 || every != 0 {
 				seconds, err := checkpoint.Seconds(cmp.Or(every, usualEvery))
 				if err != nil {
 					return err
@@ -122,7 +130,7 @@ func newList(env *cli.Env) *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List volumes",
 		Example: "  watari volume list",
-		Args:    cli.Args(),
+		Args:    cli.Args(), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
 			list, err := client.List(ctx, c.ListVolumes, &v1.ListVolumesRequest{}, (*v1.ListVolumesResponse).GetVolumes)
 			if err != nil {
