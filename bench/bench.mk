@@ -54,7 +54,7 @@ bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten gu
 
 .PHONY: bench-checkpoint
 bench-checkpoint: ## what a checkpoint of one guest costs, against virsh save (root)
-	@scripts/setup.sh build demo
+	@scripts/setup.sh build demo bench-checkpoint
 	@$(GO) build -o $(BIN)/bench-checkpoint ./bench/checkpoint && $(BIN)/bench-checkpoint $(CHECKPOINT)
 
 .PHONY: bench-cut

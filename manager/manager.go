@@ -64,7 +64,7 @@ type Config struct {
 	AuditSyslog *auditlog.Server
 	// EtcdTLS is for the EtcdEndpoints.
 	EtcdTLS *tls.Config
-	// Blobs is the folder of images' blobs; several managers share one. Empty: State/blobs.
+	// Blobs is the folder of images' blobs, which has to exist; several managers share one. Empty: State/blobs.
 	Blobs string
 	// AdminConfig is the path of the first administrator's client config; empty: admin.json beside State.
 	AdminConfig string
@@ -144,8 +144,10 @@ func (c *Config) complete() error {
 			c.Name = "manager"
 		}
 	}
-	if c.Blobs == "" {
-		c.Blobs = filepath.Join(c.State, "blobs")
+	if c.Blobs != "" {
+		if c.Blobs, err = filepath.Abs(c.Blobs); err != nil {
+			return fmt.Errorf("start the manager: %w", err)
+		}
 	}
 	if c.AdminConfig == "" {
 		c.AdminConfig = filepath.Join(filepath.Dir(c.State), "admin.json")
@@ -185,12 +187,20 @@ func (c *Config) storeConfig() store.Config {
 
 func (m *Manager) runsDir() string { return filepath.Join(m.State, "runs") }
 
+// openBlobs opens the folder of blobs. A folder outside the state may be on a file server that is not mounted.
+func (m *Manager) openBlobs() (*blob.Store, error) {
+	if m.Blobs == "" {
+		return blob.Open(filepath.Join(m.State, "blobs"))
+	}
+	return blob.OpenShared(m.Blobs, filepath.Join(m.State, "blobs-folder"))
+}
+
 // open opens the store, and prepares the state outside of it.
 func (m *Manager) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	var err error
-	if m.blobs, err = blob.Open(m.Blobs); err != nil {
+	if m.blobs, err = m.openBlobs(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(m.runsDir(), 0o700); err != nil {

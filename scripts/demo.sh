@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
 # demo.sh - the main use: LAMMPS runs on two sites, once undisturbed, and once while a guest moves to the other site and
 # back. Every step is a command that a user would type. The complete output is in build/demo and build/log.
+#
+# The demo has a manager of its own, with its state in /var/lib/watari-demo, and a lab of its own. It uses and changes nothing of a
+# Watari that is installed on this machine. It keeps the state, and with it the image, for the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/build/bin:$PATH
 lab=demo
 cluster=md
 guest=md-2
+state=/var/lib/watari-demo
+listen=0.0.0.0:17173 # a lab's hosts reach the manager at this machine's address in the lab
+export WATARI_CONFIG=$state/admin.json
 work=build/demo
-rm -rf "$work"; mkdir -p "$work" build/reports
 
 say() { printf '\n== %s\n' "$*"; }
 run() { printf '\n$ watari %s\n' "$*"; brief watari "$@"; }
@@ -26,7 +31,26 @@ now() { date +%s.%N; }
 since() { echo "$(now) $1" | awk '{printf "%.2f", $1 - $2}'; }
 took() { printf '   %.1f s\n' "$1"; }
 
-started_manager=
+stop() { echo "demo: $*" >&2; exit 1; }
+
+# While there may be something of this demo, the file $state/running exists. Once the lab is up, it identifies the lab.
+running=$state/running
+lab_folder=/var/lib/watari/lab/$lab
+lab_exists() { [ -e "$lab_folder" ] || [ -e "/run/watari/lab/$lab" ]; }
+lab_identity() { grep -oE '"[a-z]+[0-9]+": "[0-9a-f-]{36}"' "$lab_folder/lab.json" || true; } # the hosts' UUIDs, which no other lab has
+lab_is_ours() { [ -e "$running" ] && { [ ! -s "$running" ] || [ "$(cat "$running")" = "$(lab_identity)" ]; }; }
+
+[ "$(id -u)" = 0 ] || stop "it needs root: sudo make demo"
+install -d -m 700 "$state"
+exec 9<"$state"
+flock -n 9 || stop "another demo runs on this machine"
+if lab_exists && ! lab_is_ours; then
+    stop "there is a lab \"$lab\" that is not this demo's, and the demo needs its name." \
+        "If nobody needs that lab (an early demo may have left it), remove it with \`build/bin/watari lab down --name $lab\`, and repeat."
+fi
+rm -rf "$work"; mkdir -p "$work" build/reports
+
+created=
 finish() {
     status=$?
     trap - EXIT INT TERM
@@ -37,19 +61,31 @@ finish() {
         watari events --last 20 || true
     fi
     say "cleaning up"
-    watari cluster delete "$cluster" --wait >/dev/null 2>&1 || true
-    brief watari lab down --name "$lab" || true
-    [ -z "$started_manager" ] || watari down || true
+    local clean=yes
+    : >"$running"
+    [ -z "$created" ] || watari cluster delete "$cluster" --wait >/dev/null 2>&1 || clean=
+    brief watari lab down --name "$lab" || clean=
+    watari down --state "$state" || clean=
+    if [ -n "$clean" ]; then rm -f "$running"; fi # otherwise the next demo cleans up
     exit "$status"
 }
+
+if [ -e "$running" ]; then
+    say "cleaning up after a demo that was killed"
+    : >"$running"
+    brief watari lab down --name "$lab"
+    watari down --state "$state"
+    find "$state" -mindepth 1 ! -path "$running" -delete # the image is made again from what is cached
+fi
+
+: >"$running"
 trap finish EXIT
 trap 'exit 130' INT TERM
 
 say "a manager on this machine, and a lab: two sites with two hosts each, 20 ms and 200 Mbit/s apart"
-watari status >/dev/null 2>&1 || started_manager=yes
-run up --no-agent
-watari cluster delete "$cluster" --wait >/dev/null 2>&1 || true
+run up --no-agent --state "$state" --listen "$listen"
 run lab up --name "$lab" --sites 2 --hosts 2 --wan 20ms,200mbit
+lab_identity >"$running"
 run host list
 
 say "an image with Open MPI and LAMMPS, from Debian's packages (kept for the next time)"
@@ -60,6 +96,7 @@ tail -n 1 build/log/image.log
 
 say "a cluster of four guests over both sites"
 begin=$(now)
+created=yes
 run cluster create "$cluster" --guests 4 --vcpus 1 --memory 512M --image mpi --spread site --wait
 ready_s=$(since "$begin")
 took "$ready_s"

@@ -10,18 +10,30 @@ as_root=(env)
 apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends)
 
 # Packages must not start daemons on the user's machine. Debian asks policy-rc.d before each start. The machine's own
-# policy is moved aside meanwhile.
+# policy is moved aside meanwhile. The new policy gets its name when it is complete, so whatever ends this script, the next one
+# knows which policy is whose.
 policy=/usr/sbin/policy-rc.d
 mark="written by Watari's scripts/setup.sh"
 forbid_starts() {
-    if [ -e "$policy" ] && ! grep -qs "$mark" "$policy"; then "${as_root[@]}" mv "$policy" "$policy.watari-saved"; fi
     printf '#!/bin/sh\n# %s: no daemon is started during an installation\nexit 101\n' "$mark" |
-        "${as_root[@]}" install -m 755 /dev/stdin "$policy"
+        "${as_root[@]}" install -m 755 /dev/stdin "$policy.watari-new"
+    "${as_root[@]}" sync "$policy.watari-new"
+    if [ -e "$policy" ]; then "${as_root[@]}" mv "$policy" "$policy.watari-saved"; fi
+    "${as_root[@]}" mv "$policy.watari-new" "$policy"
 }
 restore_starts() {
     if grep -qs "$mark" "$policy"; then "${as_root[@]}" rm -f "$policy"; fi
     if [ -e "$policy.watari-saved" ]; then "${as_root[@]}" mv "$policy.watari-saved" "$policy"; fi
 }
+
+# One setup at a time, of all clones on this machine: each would restore the policy under another's installation. apt holds the
+# lock, too, and goes on if this script is killed; what apt starts does not get it.
+exec 9<"$(dirname "$policy")"
+if ! flock -n 9; then
+    echo "== waiting for another setup.sh on this machine"
+    flock 9
+fi
+restore_starts # an earlier setup may have been killed, or the machine switched off
 
 # Packages may also enable daemons for the next boot. Disable those of the packages just installed.
 disable_units() {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -61,12 +62,13 @@ mknod root/dev/console c 5 1
 type host struct {
 	folder string
 	daemon *exec.Cmd
+	ended  chan struct{} // closed when the daemon has ended; nil: it was not started
 	driver *vm.Libvirt
 	spec   vm.Spec
 }
 
 // startHost makes a host, and its guest's boot files.
-func startHost() (*host, error) {
+func startHost(ctx context.Context) (*host, error) {
 	folder, err := os.MkdirTemp("/var/tmp", "wbc") // short: the path of a Unix socket has at most 107 bytes
 	if err != nil {
 		return nil, err
@@ -76,13 +78,12 @@ func startHost() (*host, error) {
 	if err != nil {
 		return h, err
 	}
-	if out, err := exec.Command("bash", "-c", buildScript, "build", folder, here).CombinedOutput(); err != nil {
+	build := exec.CommandContext(ctx, "bash", "-c", buildScript, "build", folder, here)
+	build.Env = append(os.Environ(), "PATH="+filepath.Join(here, "build/bin")+":"+os.Getenv("PATH")) // for Go
+	if out, err := build.CombinedOutput(); err != nil {
 		return h, fmt.Errorf("make a guest to boot: %w: %s", err, out)
 	}
-	h.daemon = exec.Command("unshare", "-m", "-n", "-u", "-i", "-p", "--propagation", "private", "--fork",
-		"--kill-child=SIGKILL", "--mount-proc", "bash", "-c", daemonScript, "daemon", folder)
-	h.daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := h.daemon.Start(); err != nil {
+	if err := h.startDaemon(); err != nil {
 		return h, err
 	}
 	if h.driver, err = vm.Connect(h.uri(), vm.Options{Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG}); err != nil {
@@ -96,8 +97,33 @@ func startHost() (*host, error) {
 			}
 		case <-limit:
 			return h, errors.New("libvirt does not answer")
+		case <-ctx.Done():
+			return h, ctx.Err()
 		}
 	}
+}
+
+// startDaemon starts libvirt's daemon. A Ctrl-C does not reach the daemon, so that close ends it in order. If this program is killed,
+// the kernel kills unshare, and with it everything in the namespaces.
+func (h *host) startDaemon() error {
+	h.daemon = exec.Command("unshare", "-m", "-n", "-u", "-i", "-p", "--propagation", "private", "--fork",
+		"--kill-child=SIGKILL", "--mount-proc", "bash", "-c", daemonScript, "daemon", h.folder)
+	h.daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // the signal comes when the thread ends that started the daemon
+		err := h.daemon.Start()
+		started <- err
+		if err == nil {
+			_ = h.daemon.Wait()
+		}
+		close(ended)
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	h.ended = ended
+	return nil
 }
 
 func (h *host) uri() string {
@@ -109,9 +135,9 @@ func (h *host) close() {
 	if h.driver != nil {
 		h.driver.Close()
 	}
-	if h.daemon != nil && h.daemon.Process != nil {
+	if h.ended != nil {
 		_ = h.daemon.Process.Kill()
-		_ = h.daemon.Wait()
+		<-h.ended
 	}
 	_ = os.RemoveAll(h.folder)
 }
@@ -126,7 +152,7 @@ func (h *host) boot(ctx context.Context, memory, written int) error {
 	if err := h.driver.Boot(ctx, h.spec); err != nil {
 		return err
 	}
-	return h.await(0)
+	return h.await(ctx, 0)
 }
 
 func (h *host) console() string { return filepath.Join(h.folder, "console.log") }
@@ -145,8 +171,11 @@ func (h *host) count() (n int) {
 }
 
 // await waits until the guest has counted beyond a number.
-func (h *host) await(from int) error {
+func (h *host) await(ctx context.Context, from int) error {
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if h.count() > from {
 			return nil
 		}
@@ -155,8 +184,8 @@ func (h *host) await(from int) error {
 }
 
 // virsh runs a command of libvirt's shell on the host.
-func (h *host) virsh(args ...string) error {
-	out, err := exec.Command("virsh", append([]string{"-q", "-c", h.uri()}, args...)...).CombinedOutput()
+func (h *host) virsh(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "virsh", append([]string{"-q", "-c", h.uri()}, args...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("virsh %s: %w: %s", strings.Join(args, " "), err, out)
 	}

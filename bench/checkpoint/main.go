@@ -9,7 +9,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -45,16 +47,23 @@ func main() {
 	memory := flag.Int("memory", 512, "of the guest, MiB")
 	written := flag.Int("written", 200, "to which the guest writes, MiB")
 	flag.Parse()
-	if err := bench(*runs, *memory, *written); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	err := bench(ctx, *runs, *memory, *written)
+	if ctx.Err() != nil {
+		fmt.Fprintln(os.Stderr, "bench-checkpoint: stopped; the host and its guest are removed")
+		os.Exit(130)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-checkpoint:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(runs, memory, written int) error {
+func bench(ctx context.Context, runs, memory, written int) error {
 	r := checkpointReport{Header: report.NewHeader("bench-checkpoint", "make bench-checkpoint"), MemoryMiB: memory, WrittenMiB: written}
 	r.Machine.Acceleration = "tcg"
-	h, err := startHost()
+	h, err := startHost(ctx)
 	if h != nil {
 		defer h.close()
 	}
@@ -64,7 +73,7 @@ func bench(runs, memory, written int) error {
 	all := map[string][]float64{}
 	for run := range runs {
 		fmt.Printf("== run %d of %d\n", run+1, runs)
-		if err := h.measure(context.Background(), memory, written, func(what string, value float64) {
+		if err := h.measure(ctx, memory, written, func(what string, value float64) {
 			fmt.Printf("%-16s %.3g\n", what, value)
 			all[what] = append(all[what], value)
 		}); err != nil {
@@ -103,10 +112,15 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 		return err
 	}
 	defer h.driver.Destroy(ctx, h.spec.UID)
-	time.Sleep(pause)
+	if err := wait(ctx, pause); err != nil {
+		return err
+	}
 	end := h.watchGuest()
-	time.Sleep(pause)
+	err := wait(ctx, pause)
 	quiet := end()
+	if err != nil {
+		return err
+	}
 	note("quiet", ms(quiet.longest))
 	key, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -118,7 +132,7 @@ func (h *host) measure(ctx context.Context, memory, written int, note func(strin
 		return err
 	}
 	note("slowdown", 1-during.rate()/quiet.rate())
-	if err := h.save(note); err != nil {
+	if err := h.save(ctx, note); err != nil {
 		return err
 	}
 	// An increment, of which only the size is recorded.
@@ -157,18 +171,18 @@ func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Ident
 }
 
 // save saves the guest with virsh, and restores it.
-func (h *host) save(note func(string, float64)) error {
+func (h *host) save(ctx context.Context, note func(string, float64)) error {
 	path := filepath.Join(h.folder, "save")
 	defer os.Remove(path)
 	end, begun := h.watchGuest(), time.Now()
-	if err := h.virsh("save", "watari-guest", path); err != nil {
+	if err := h.virsh(ctx, "save", "watari-guest", path); err != nil {
 		return err
 	}
 	saved := time.Since(begun)
-	if err := h.virsh("restore", path); err != nil {
+	if err := h.virsh(ctx, "restore", path); err != nil {
 		return err
 	}
-	if err := h.await(h.count()); err != nil {
+	if err := h.await(ctx, h.count()); err != nil {
 		return err
 	}
 	note("virsh save", ms(saved))
@@ -195,11 +209,21 @@ func (h *host) restore(ctx context.Context, chain []checkpoint.Stored, key age.I
 	if err := h.driver.Resume(ctx, h.spec.UID); err != nil {
 		return err
 	}
-	if err := h.await(0); err != nil {
+	if err := h.await(ctx, 0); err != nil {
 		return err
 	}
 	note("restore", time.Since(begun).Seconds())
 	return nil
+}
+
+// wait waits for a time, unless ctx ends before.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

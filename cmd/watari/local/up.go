@@ -97,7 +97,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
 	flags.StringVar(&asked.Outside.Cert, "etcd-cert", "", "file with the client certificate for etcd")
 	flags.StringVar(&asked.Outside.Key, "etcd-key", "", "file with the key of --etcd-cert")
-	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "directory with the content of images, shared by all managers if there are several")
+	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "directory with the content of images, shared by all managers if there are several; it has to exist")
 	flags.StringVar(&u.state, "state", defaultState, "directory of all of Watari's state")
 	cli.CompleteFolders(command, "state", "blobs")
 	cli.CompleteFiles(command, "fence", "etcd-ca", "etcd-cert", "etcd-key")
