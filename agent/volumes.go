@@ -315,13 +315,8 @@ func (k *volumeKeeper) step(ctx context.Context) {
 func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolume, user volume.User) {
 	disk := volume.Open(k.folder, k.sockets, w.Uid)
 	var err error
-	if w.Discard && v.facts.Generation > w.Facts.GetGeneration() {
-		err = errLater // the order is about an earlier disk; it may be one that an earlier agent has kept
-	} else if w.Discard {
-		if v.sending != nil {
-			v.sending.stop()
-		}
-		err = disk.Delete()
+	if w.Discard {
+		err = discard(w, v, disk)
 	} else {
 		err = k.follow(ctx, w, v, disk, user)
 	}
@@ -341,6 +336,17 @@ func (k *volumeKeeper) work(ctx context.Context, w *v1.VolumeWanted, v *heldVolu
 	if changed {
 		k.agent.publish()
 	}
+}
+
+// discard deletes a volume's disk.
+func discard(w *v1.VolumeWanted, v *heldVolume, disk *volume.Disk) error {
+	if v.facts.Generation > w.Facts.GetGeneration() {
+		return errLater // the order is about an earlier disk; it may be one that an earlier agent has kept
+	}
+	if v.sending != nil {
+		v.sending.stop()
+	}
+	return disk.Delete()
 }
 
 // follow makes a volume's disk as it is ordered to be, and serves it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -137,28 +138,28 @@ func TestALaterDiskIsNotPutBack(t *testing.T) {
 
 // An order on disk may be from before this host got the volume back: the last orders could not be written.
 func TestALaterDiskIsNotDeleted(t *testing.T) {
-	state := t.TempDir()
-	k := newVolumeKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: state, RunDir: t.TempDir()}, log: slog.New(slog.DiscardHandler)})
-	folder := filepath.Join(k.folder, uid)
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	folder := t.TempDir()
+	disk := volume.Open(folder, t.TempDir(), uid)
+	if err := os.MkdirAll(filepath.Join(folder, uid), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	facts := volume.Facts{Name: "data", Generation: 3, Seal: []byte("three")}
-	if err := volume.Describe(k.folder, uid, facts); err != nil {
+	held := &heldVolume{facts: volume.Facts{Name: "data", Generation: 3}}
+	if err := volume.Describe(folder, uid, held.facts); err != nil {
 		t.Fatal(err)
 	}
-	held := &heldVolume{facts: facts}
-	k.held[uid] = held
-	discard := func(generation uint64) bool {
-		k.work(t.Context(), &v1.VolumeWanted{Uid: uid, Discard: true, Facts: &v1.VolumeFacts{Generation: generation}}, held, volume.User{})
-		_, err := os.Stat(folder)
-		return err != nil
+	order := &v1.VolumeWanted{Uid: uid, Discard: true, Facts: &v1.VolumeFacts{Generation: 2}}
+	if err := discard(order, held, disk); !errors.Is(err, errLater) {
+		t.Errorf("an order about an earlier disk: %v", err)
 	}
-	if discard(2) || k.held[uid] == nil {
-		t.Error("an order about an earlier disk deletes the disk")
+	if _, err := disk.Facts(); err != nil {
+		t.Fatalf("an order about an earlier disk deletes the disk: %v", err)
 	}
-	if !discard(3) || k.held[uid] != nil {
-		t.Error("an order about the disk does not delete it")
+	order.Facts.Generation = 3
+	if err := discard(order, held, disk); err != nil {
+		t.Error(err)
+	}
+	if _, err := disk.Facts(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an order about the disk does not delete it: %v", err)
 	}
 }
 
