@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"watari/agent/nfs4"
 	v1 "watari/api/watariv1"
@@ -107,6 +108,7 @@ type visitor struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	open   chan struct{} // holds a token for each open connection
+	begun  *rate.Limiter // of new connections: each keeps a reserved port of the host for a minute after its end
 }
 
 func newStorageKeeper(a *Agent) *storageKeeper {
@@ -265,7 +267,8 @@ func (d *door) admit(guests map[string]storageGuest) {
 	for address, g := range guests {
 		if d.guests[address] == nil {
 			ctx, cancel := context.WithCancel(d.ctx)
-			d.guests[address] = &visitor{guest: g, ctx: ctx, cancel: cancel, open: make(chan struct{}, visitorConnections)}
+			d.guests[address] = &visitor{guest: g, ctx: ctx, cancel: cancel, open: make(chan struct{}, visitorConnections),
+				begun: rate.NewLimiter(rate.Every(2*time.Second), visitorConnections)}
 		}
 	}
 }
@@ -309,6 +312,9 @@ func (d *door) carry(conn *net.TCPConn) {
 	case v.open <- struct{}{}:
 		defer func() { <-v.open }()
 	default:
+		return
+	}
+	if err := v.begun.Wait(v.ctx); err != nil {
 		return
 	}
 	server, err := d.reach(v)

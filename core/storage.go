@@ -44,14 +44,16 @@ func MayMount(s *v1.Storage, user string) bool {
 	return len(s.Users) == 0 || slices.Contains(s.Users, user)
 }
 
-// storageFor returns the storage that lets a user mount a folder, the first by name; nil: none does.
-func (o *Objects) storageFor(m *v1.Mount, user string) *v1.Storage {
+// storageFor returns the storage that lets a user mount a folder; nil: none does. Of several it is the oldest: a guest would mount the
+// folder anew if storage that is allowed later came before it.
+func (o *Objects) storageFor(m *v1.Mount, user string) (oldest *v1.Storage) {
 	for _, name := range sortedKeys(o.Storages) {
-		if s := o.Storages[name]; covers(s, m, user) {
-			return s
+		s := o.Storages[name]
+		if covers(s, m, user) && (oldest == nil || s.Meta.Created.AsTime().Before(oldest.Meta.Created.AsTime())) {
+			oldest = s
 		}
 	}
-	return nil
+	return oldest
 }
 
 // mounts returns what the guests of a cluster mount: what its specification asks for, as far as it is allowed now.

@@ -46,6 +46,12 @@ func TestGuestsMountWhatIsAllowedNow(t *testing.T) {
 	if got := mounted(h.pass(time.Second)); got != "0 NFS.lab:/data/in /data, 1 NFS.lab:/data/in /data" {
 		t.Errorf("they mount %s", got)
 	}
+	h.now = h.now.Add(time.Minute)
+	h.allow("all", &v1.Storage{Server: "nfs.lab", Path: "/"})
+	if got := mounted(h.pass(time.Second)); got != "0 NFS.lab:/data/in /data, 1 NFS.lab:/data/in /data" {
+		t.Errorf("when more is allowed, they mount %s", got)
+	}
+	h.ask(func(a *Admission) (Change, error) { return a.ForbidStorage("all", false) })
 	if _, err := h.admission().ForbidStorage("inputs", false); err == nil || !strings.Contains(err.Error(), "storage inputs is mounted in md") {
 		t.Errorf("it is forbidden while in use: %v", err)
 	}

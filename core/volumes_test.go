@@ -32,7 +32,7 @@ func (h *household) ask(do func(a *Admission) (Change, error)) {
 	}
 	for _, op := range c.Ops {
 		if op.Kind == Create {
-			op.Object.GetMeta().Uid = "uid-" + op.Object.GetMeta().Name
+			op.Object.GetMeta().Uid, op.Object.GetMeta().Created = "uid-"+op.Object.GetMeta().Name, timestamppb.New(h.now)
 		}
 	}
 	h.objects = h.objects.Apply(c)
