@@ -159,7 +159,7 @@ func (m *Machine) guestEnded(g *guest, id uint64, o Result) bool {
 func (m *Machine) observe(g *guest) (Observed, domain.Info) {
 	info, current := m.domainOf(g)
 	o := Observed{Host: m.config.Host, Wanted: g.wanted, Record: g.record, Damaged: g.damaged, Domain: info.State, Stale: !current,
-		Operation: OperationNone, Prepared: g.prepared, Failure: g.failure, Backoff: !g.backoff.IsZero(), SendDone: g.sendDone,
+		Operation: OperationNone, Prepared: g.prepared, Failure: g.failure, Backoff: !g.backoff.IsZero(), SendDone: g.sendDone, Resumed: g.events > 1,
 		EarlierBoot: m.earlierBoot(g.record), Unread: g.unread}
 	if g.late && o.Domain == domain.Absent {
 		o.Domain = domain.Starting
@@ -200,7 +200,9 @@ func (g *guest) note(format string, a ...any) {
 // marks that time. The machine uses the event because a query would have to wait for libvirt.
 func (g *guest) noteEvent(at time.Time) {
 	if g.op != nil && g.op.kind == OperationSending {
-		g.events++
+		if g.events++; g.events > 1 {
+			g.handedOver = false
+		}
 		if g.stoppedAt.IsZero() {
 			g.stoppedAt = at
 		}

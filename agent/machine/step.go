@@ -48,6 +48,7 @@ type Observed struct {
 	Backoff   bool    // an attempt failed, and the pause after it has not passed
 	Tunnel    bool    // a tunnel of the record's incoming migration is open
 	SendDone  bool    // libvirt has confirmed the transfer
+	Resumed   bool    // the guest went on here after it had stopped for the transfer
 	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.
 	EarlierBoot bool
 	// Lapsed: the record's epoch needs a lease, and has none that lasts: it has ended, or none is known. Unleased: the same
@@ -133,7 +134,9 @@ func settle(o Observed) (Decision, bool) {
 		if o.occupied() {
 			return act(Action{Kind: ActionInterrupt}), true
 		}
-		return act(Action{Kind: ActionDestroy}, Action{Kind: ActionConfirm}, end(r, OutcomeGone, lapsed)), true
+		ended := end(r, OutcomeGone, lapsed)
+		ended.Record.RanOn = ended.Record.RanOn || sendFailed(o)
+		return act(Action{Kind: ActionDestroy}, Action{Kind: ActionConfirm}, ended), true
 	}
 	if r == nil || o.occupied() {
 		return Decision{}, false
@@ -165,6 +168,10 @@ func settle(o Observed) (Decision, bool) {
 		case PhaseSending:
 			if o.SendDone {
 				return confirmEnd(o, OutcomeSent, ""), true
+			}
+			if o.Resumed { // it ran on, and then ended before a listing showed it
+				ranOn := *r
+				ranOn.RanOn, o.Record = true, &ranOn
 			}
 			return confirmEnd(o, OutcomeGone, "it ended while it was being sent"), true
 		case PhaseReceived:

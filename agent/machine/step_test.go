@@ -271,3 +271,32 @@ func pretend(o Observed, action Action) Observed {
 	}
 	return o
 }
+
+// After a failed transfer the guest runs on at its source. If it ends there before the manager hears of that, its record says that it ran
+// on: the manager would take the target's older copy for the guest otherwise.
+func TestAGuestThatRanOnAfterItsTransferIsKnownToHaveDoneSo(t *testing.T) {
+	sending := Observed{Host: "a1", Record: &Record{UID: "u", Name: "md-0", Epoch: 4, Phase: PhaseSending, Migration: "m"}}
+	for name, c := range map[string]struct {
+		change func(o *Observed)
+		ranOn  bool
+	}{
+		"its lease has ended":            {func(o *Observed) { o.Lapsed, o.Domain = true, domain.Running }, true},
+		"it was resumed, and ended":      {func(o *Observed) { o.Resumed, o.Domain = true, domain.Absent }, true},
+		"it stopped, and ended":          {func(o *Observed) { o.Domain = domain.Absent }, false},
+		"it was sent":                    {func(o *Observed) { o.SendDone, o.Domain = true, domain.Absent }, false},
+		"it ended, and lapsed by now":    {func(o *Observed) { o.Lapsed, o.Domain = true, domain.Absent }, false},
+		"it was resumed, then it lapsed": {func(o *Observed) { o.Lapsed, o.Resumed, o.Domain = true, true, domain.Absent }, true},
+	} {
+		o := sending
+		c.change(&o)
+		var ended *Record
+		for _, a := range Step(o).Actions {
+			if a.Kind == ActionRecord {
+				ended = a.Record
+			}
+		}
+		if ended == nil || ended.Phase != PhaseEnded || ended.RanOn != c.ranOn {
+			t.Errorf("%s: the record is %+v", name, ended)
+		}
+	}
+}
