@@ -62,8 +62,10 @@ func (d *Disk) PrepareCopy(ctx context.Context, user User) (*Copy, error) {
 }
 
 // ask connects to the daemon's monitor, and calls do with it.
-func (d *Disk) ask(do func(*qmp.Monitor) error) error {
-	m, err := qmp.Dial(d.monitor(), askTime)
+func (d *Disk) ask(do func(*qmp.Monitor) error) error { return d.askFor(askTime, do) }
+
+func (d *Disk) askFor(limit time.Duration, do func(*qmp.Monitor) error) error {
+	m, err := qmp.Dial(d.monitor(), limit)
 	if err != nil {
 		return err
 	}
@@ -127,19 +129,22 @@ func (d *Disk) job(id string) (found *job, err error) {
 	return found, err
 }
 
-// forget removes a job that has ended, and the node of its name, from the daemon.
+// forget removes a job that has ended, and the node of its name, from the daemon. The daemon writes the node's file to the disk first.
 func (d *Disk) forget(id string) error {
-	return d.ask(func(m *qmp.Monitor) error {
+	return d.askFor(busyTime, func(m *qmp.Monitor) error {
 		return errors.Join(m.Ask("job-dismiss", map[string]any{"id": id}, nil), m.Ask("blockdev-del", map[string]any{"node-name": id}, nil))
 	})
 }
 
 // endJob ends a job, complete or not, and removes it and its node from the daemon.
 func (d *Disk) endJob(id string) error {
-	for begun := time.Now(); time.Since(begun) < startTime; time.Sleep(copyLook) {
+	for begun := time.Now(); time.Since(begun) < busyTime; time.Sleep(copyLook) {
 		now, err := d.job(id)
-		if err != nil { // the daemon has ended, and the job with it
+		if noDaemon(err) { // the job has ended with the daemon
 			return nil
+		}
+		if err != nil {
+			continue
 		}
 		if now == nil {
 			_ = d.ask(func(m *qmp.Monitor) error { return m.Ask("blockdev-del", map[string]any{"node-name": id}, nil) }) // there may be no node

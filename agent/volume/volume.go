@@ -63,6 +63,9 @@ const (
 	// startTime is how long the daemon may take to answer after its start, and to end; askTime is how long one request may take.
 	startTime = 10 * time.Second
 	askTime   = 5 * time.Second
+	// busyTime is how long a daemon that runs may leave requests unanswered: it may be writing much to a slow disk, or be waiting
+	// for another host, and guests go on to use the disk.
+	busyTime = time.Minute
 )
 
 // Missing returns an error that names the programs for volumes that the host lacks; nil: none.
@@ -215,11 +218,31 @@ func (d *Disk) Served() bool {
 // exported is a name under which the daemon serves a disk.
 type exported struct{ ID string }
 
-// open reports whether the daemon answers and serves the disk. HandOver closes the disk.
-func (d *Disk) open() bool {
+// open reports whether the daemon serves the disk. HandOver closes the disk.
+func (d *Disk) open() (is bool, err error) {
 	var exports []exported
-	err := d.ask(func(m *qmp.Monitor) error { return m.Ask("query-block-exports", nil, &exports) })
-	return err == nil && slices.Contains(exports, exported{exportID})
+	err = d.ask(func(m *qmp.Monitor) error { return m.Ask("query-block-exports", nil, &exports) })
+	return err == nil && slices.Contains(exports, exported{exportID}), err
+}
+
+// noDaemon reports whether the error of a request means that no daemon runs.
+func noDaemon(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// awaitOpen reports whether a daemon serves the disk. It waits for the answer of one that is busy.
+func (d *Disk) awaitOpen(ctx context.Context) bool {
+	for began := time.Now(); ; {
+		is, err := d.open()
+		if is || err == nil || noDaemon(err) || ctx.Err() != nil || time.Since(began) > busyTime {
+			return is
+		}
+		handle, runs := d.process()
+		if !runs {
+			return false
+		}
+		unix.Close(handle)
+	}
 }
 
 // Serve starts the daemon unless one already serves the disk.
@@ -228,8 +251,11 @@ func (d *Disk) open() bool {
 // would be lost although the guest flushes its disk afterwards, because QEMU repeats only requests that were not answered. A
 // copy needs no such care: it is flushed when it is complete, and it is begun again if the daemon ends before.
 func (d *Disk) Serve(ctx context.Context, user User) error {
-	if d.open() {
+	if d.awaitOpen(ctx) {
 		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	d.Stop()
 	if _, err := os.Stat(d.dir); err != nil {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -251,5 +252,40 @@ func BenchmarkWrites(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// A daemon that does not answer for a while, as while it writes much to a slow disk, goes on to serve its guests.
+func TestABusyDaemonIsNotEnded(t *testing.T) {
+	needs(t)
+	folder := t.TempDir()
+	const uid = "b05e"
+	if err := Create(t.Context(), folder, uid, Facts{Name: "data", SizeBytes: 64 << 20}, User{}); err != nil {
+		t.Fatal(err)
+	}
+	d := Open(folder, t.TempDir(), uid)
+	t.Cleanup(func() { _ = d.Delete() })
+	if err := d.Serve(t.Context(), User{}); err != nil {
+		t.Fatal(err)
+	}
+	handle, is := d.process()
+	if !is {
+		t.Fatal("there is no daemon")
+	}
+	defer unix.Close(handle)
+	if err := unix.PidfdSendSignal(handle, unix.SIGSTOP, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(askTime+time.Second, func() { _ = unix.PidfdSendSignal(handle, unix.SIGCONT, nil, 0) })
+	if err := d.Serve(t.Context(), User{}); err != nil {
+		t.Error(err)
+	}
+	if err := unix.PidfdSendSignal(handle, 0, nil, 0); err != nil {
+		t.Errorf("the daemon was ended: %v", err)
+	}
+	d.kill() // Serve does not wait for a daemon that has ended
+	began := time.Now()
+	if err := d.Serve(t.Context(), User{}); err != nil || time.Since(began) > busyTime {
+		t.Errorf("after the daemon's end: %v, after %v", err, time.Since(began))
 	}
 }
