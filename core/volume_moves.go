@@ -177,6 +177,8 @@ func (p *pass) volumeMoveEnds(v *v1.Volume, seen *v1.VolumeObserved, made *v1.Vo
 		return v1.VolumeMoveState_VOLUME_MOVE_STATE_CANCELLED, "the volume is being restored"
 	case p.Hosts[v.Host] == nil:
 		why = fmt.Sprintf("host %s was removed", v.Host)
+	case v.State == v1.VolumeState_VOLUME_STATE_LOST:
+		why = fmt.Sprintf("host %s has no disk of it", v.Host)
 	case target == nil || target.Meta.Deleting != nil || seen.GetGivenUp().GetMove() == m.Id: // the last to another host of this name
 		why = fmt.Sprintf("host %s was removed", m.Target)
 	case emptied(target) != "":

@@ -188,6 +188,18 @@ func TestAVolumeThatWasGivenUpMoves(t *testing.T) {
 }
 
 // A disk that was given up in vain is served again when the target has no copy and no disk of the volume.
+// The volume had moved and was deleted before an older copy of the store was put back, which knows the move as under way.
+func TestTheMoveOfALostVolumeEnds(t *testing.T) {
+	h := inMove(t, false)
+	h.volumes["a2"] = nil
+	h.pass(time.Second)
+	h.pass(time.Second)
+	if v := h.data(); v.State != v1.VolumeState_VOLUME_STATE_LOST {
+		t.Errorf("the volume is %v", v)
+	}
+	h.expectMove(moveFailed, "a2", "host a2 has no disk of it")
+}
+
 // The move had ended when an older copy of the store was put back that knows it as under way. The target's disk has the generation that the
 // move gave it, and keeps it: with a later one, the target would look for the copy again.
 func TestAMoveThatHadEndedEndsAgain(t *testing.T) {
@@ -268,6 +280,16 @@ func TestAVolumeIsTakenBack(t *testing.T) {
 		h.away = map[string]bool{"a1": true} // it may have the volume by now
 		takenBack(h, false)
 		h.away = nil
+		takenBack(h, true)
+	})
+	t.Run("the store has forgotten the volume", func(t *testing.T) {
+		h := inMove(t, true)
+		h.givesUp()
+		forgotten(h)
+		h.copies = nil
+		v := proto.CloneOf(h.data()) // as it is known again by a2's report
+		v.State, v.Generation = v1.VolumeState_VOLUME_STATE_PENDING, v.DiskGeneration
+		h.objects = h.objects.Apply(Change{Ops: []Op{{Update, v}}})
 		takenBack(h, true)
 	})
 	t.Run("the store has forgotten the target", func(t *testing.T) {

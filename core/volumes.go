@@ -265,9 +265,13 @@ func (p *pass) loseVolume(v *v1.Volume) {
 	}
 }
 
-// abandoned reports whether a volume has got a host that was to put it back, has not done so, and is not to do it any more.
+// abandoned reports whether a volume has got a host that was to put it back, has not done so, and is not to do it any more. A host that is
+// to take its disk back has the disk.
 func (p *pass) abandoned(v *v1.Volume) bool {
-	return v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > v.DiskGeneration && p.volumeRestoredFrom(v) == nil
+	report, _, _ := p.Observed(v.Host)
+	given := volumeOn(report, v.Meta.Uid).GetGivenUp()
+	return v.State == v1.VolumeState_VOLUME_STATE_PENDING && v.Generation > v.DiskGeneration && p.volumeRestoredFrom(v) == nil &&
+		(given == nil || given.Move != v.TakeBack)
 }
 
 // returnVolume gives a volume back to the host with its latest disk, because no host puts it back to a checkpoint any more, and
