@@ -80,6 +80,7 @@ table inet watari {
 		drop
 	}
 	chain transit {
+		iifname != { "{{.LAN}}", "{{.WireGuard}}" } drop
 		ip saddr . ip daddr @pairs accept
 		drop
 	}

@@ -352,6 +352,30 @@ func TestAHostSendsOnlyAsItsOwnGuests(t *testing.T) {
 	}
 }
 
+// A container, or a machine on another network of the host, sends as a guest of that host.
+func TestNobodySendsAsAGuestThroughItsHost(t *testing.T) {
+	w := newWorld(t)
+	own, here, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a1"), w.guest(1, 2, "a2"), w.guest(1, 3, "b1")
+	w.apply()
+	h, container := w.hosts["a1"], w.start("container")
+	w.must(nethost.Cable(h, "docker0", container, "eth0"))
+	w.must(h.Script(t.Context(), "ip addr add 172.17.0.1/24 dev docker0", "sysctl -qw net.ipv4.ip_forward=1",
+		"sysctl -qw net.ipv4.conf.all.rp_filter=0", "sysctl -qw net.ipv4.conf.docker0.rp_filter=0"))
+	w.must(container.Script(t.Context(), "ip link set lo up", "ip addr add 172.17.0.2/24 dev eth0",
+		"ip addr add "+own.Address.String()+"/32 dev lo", "ip route add default via 172.17.0.1"))
+	if _, err := container.Run(t.Context(), "ping", "-n", "-c", "1", "-W", "5", "172.17.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []*nethost.Guest{here, near, far} {
+		w.reaches(own, to, 56)
+		before := w.received(to)
+		container.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", "-I", own.Address.String(), to.Address.String())
+		if after := w.received(to); after != before {
+			t.Errorf("of packets that a container sends as guest %s, %d reach guest %s", own.UID, after-before, to.UID)
+		}
+	}
+}
+
 // datagram is a command that sends a datagram to a port at which nothing listens.
 func datagram(to string) string { return "echo x >/dev/udp/" + to + "/7999" }
 
