@@ -40,6 +40,11 @@ func (o *Overlay) check(ctx context.Context) []string {
 	if err != nil {
 		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
+	if len(o.guests) > 0 { // the filter may have been removed while no agent was there, and the manager may be away
+		if err := o.prepare(ctx); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
 	if o.prepared {
 		if sum, err := sumOfFilter(); err != nil || sum != o.filterSum {
 			o.log.Warn("another program has changed or removed the packet filter (nftables table inet watari): installing it again", "error", err)

@@ -285,6 +285,62 @@ func TestAChangedPacketFilterIsMendedAtOnce(t *testing.T) {
 	}
 }
 
+// The packet filter is removed while no agent is there, and the manager is away when the next one starts. Whether the LAN is trusted
+// is not forgotten.
+func TestAnAgentWithoutItsFilterGuardsTheLANAsBefore(t *testing.T) {
+	w := newWorld(t)
+	one := w.guest(1, 0, "a1")
+	h := w.hosts["a1"]
+	const saved = "/run/watari/overlay-found.json"
+	guarded := func(when string, want bool) {
+		t.Helper()
+		if out, err := h.Run(t.Context(), "nft", "list", "set", "inet", "watari", "guarded"); err != nil || strings.Contains(out, `"eth0"`) != want {
+			t.Errorf("%s, the set guarded is not %v: %s, %v", when, want, out, err)
+		}
+	}
+	for _, want := range []bool{true, false} {
+		w.guarded = want
+		w.apply()
+		for _, c := range []struct {
+			when, command string
+			check, want   bool
+		}{
+			{"without the filter", "nft flush ruleset", true, want},
+			{"without the filter, when a guest comes", "nft flush ruleset", false, want},
+			{"without the file", "rm " + saved, true, want},
+			{"with the file of an earlier version", "sed -i s/,\"guarded\":[a-z]*// " + saved, true, want},
+			{"with neither", "rm -f " + saved + "; nft flush ruleset", true, true},
+		} {
+			_, err := h.Run(t.Context(), "sh", "-c", c.command)
+			w.must(err)
+			_, err = h.StartAgent()
+			w.must(err)
+			if c.check {
+				if problems, err := h.Check(); err != nil || len(problems) > 0 {
+					t.Errorf("problems %q, error %v", problems, err)
+				}
+			} else if _, err := h.Plug(one.Guest, 0); err != nil {
+				t.Error(err)
+			}
+			guarded(c.when, c.want)
+			w.apply()
+			guarded("after orders", want)
+		}
+	}
+	// An order to guard the LAN counts, even if the filter cannot be written at that time.
+	w.must(h.Script(t.Context(), "nft flush ruleset", "mount --bind /bin/false /usr/sbin/nft"))
+	w.guarded = true
+	n, local := w.wanted("a1")
+	if _, err := h.Apply(n, local...); err == nil {
+		t.Error("the filter was written without nft")
+	}
+	w.must(h.Script(t.Context(), "umount /usr/sbin/nft", "rm "+saved))
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+	guarded("after an order that failed", true)
+}
+
 // withoutSent removes set sent from a listing.
 func withoutSent(listing string) string {
 	return regexp.MustCompile(`(?s)set sent \{.*?\n\t\}\n`).ReplaceAllString(listing, "")

@@ -98,11 +98,13 @@ func sysctlPath(path, name string) string {
 	return filepath.Join("/proc/sys/net", fmt.Sprintf(path, name))
 }
 
-// savedLAN is the earlier setting of the LAN interface. It is saved in RunDir, which is emptied at boot, like sysctls.
+// savedLAN is the earlier setting of the LAN interface, and whether the LAN is guarded. It is saved in RunDir, which is emptied at boot,
+// like sysctls.
 type savedLAN struct {
 	Interface  string `json:"interface"`
 	Forwarding string `json:"forwarding"`
-	Router     string `json:"router"` // ip_forward, which enables forwarding everywhere
+	Router     string `json:"router"`            // ip_forward, which enables forwarding everywhere
+	Guarded    *bool  `json:"guarded,omitempty"` // nil: an earlier version did not save it
 }
 
 func (o *Overlay) savedLANPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
@@ -143,17 +145,36 @@ func ipForward() string {
 }
 
 func (o *Overlay) saveLAN(forwarding, router string) error {
-	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding, Router: router})
+	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding, Router: router, Guarded: &o.guarded})
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.cfg.RunDir, 0o755); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}
-	if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
+	if err := durable.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
 		return fmt.Errorf("save the setting of %s: %w", o.lan.name, err)
 	}
 	return nil
+}
+
+// saveGuarded saves whether the LAN is guarded, for an agent that finds no filter.
+func (o *Overlay) saveGuarded() error {
+	f, ok := o.readSavedLAN()
+	if !ok || f.Guarded != nil && *f.Guarded == o.guarded {
+		return nil
+	}
+	return o.saveLAN(f.Forwarding, f.Router)
+}
+
+// wasGuarded reports whether an earlier agent guarded the LAN. If nothing tells of it and there are guests, the LAN counts as
+// guarded until Apply, so that nobody there sends as a guest.
+func (o *Overlay) wasGuarded(ctx context.Context) bool {
+	guarded, known := readGuarded(ctx)
+	if f, _ := o.readSavedLAN(); f.Guarded != nil {
+		return guarded || *f.Guarded
+	}
+	return guarded || !known && len(o.guests) > 0
 }
 
 // checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt

@@ -360,10 +360,10 @@ func (o *Overlay) prepare(ctx context.Context) error {
 	if o.prepared {
 		return nil
 	}
+	o.guarded = o.guarded || o.wasGuarded(ctx) || o.strayed() // Apply may undo it
 	if err := o.enableForwarding(); err != nil {
 		return err
 	}
-	o.guarded = readGuarded(ctx) || o.strayed()
 	for _, prefix := range readClusters(ctx) {
 		o.clusters[prefix] = true
 	}
