@@ -511,7 +511,8 @@ func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	w.guest(1, 0, "a1")
 	w.apply()
 	// a2 tries to use a1 as its router to b1.
-	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0"))
+	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0",
+		"sysctl -qw net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.eth0.accept_redirects=0")) // a1 would point it to the router
 	forwards := func() (string, error) {
 		return w.hosts["a2"].Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", "198.18.2.1")
 	}
@@ -525,6 +526,27 @@ func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	if out, err := forwards(); err != nil {
 		t.Errorf("a1 has become a router, and does not forward for a2: %s", out)
 	}
+	// An administrator turns it off again, or Docker is removed: with the same agent, and while there is none.
+	for _, again := range []bool{false, true} {
+		w.must(w.hosts["a1"].Script(t.Context(), "sysctl -q net.ipv4.ip_forward=1"))
+		if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+			t.Fatalf("problems %q, error %v", problems, err)
+		}
+		w.must(w.hosts["a1"].Script(t.Context(), "sysctl -q net.ipv4.ip_forward=0"))
+		if again {
+			_, err := w.hosts["a1"].StartAgent()
+			w.must(err)
+			w.apply("a1")
+		} else if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+			t.Fatalf("problems %q, error %v", problems, err)
+		}
+		w.forwarding(w.hosts["a1"], map[string]string{"eth0": "1"})
+		if out, err := forwards(); err == nil {
+			t.Errorf("a1 is no longer a router, and forwards for a2: %s", out)
+		}
+	}
+	w.must(w.hosts["a1"].Cleanup())
+	w.forwarding(w.hosts["a1"], map[string]string{"eth0": "0"})
 }
 
 func TestCleanupLeavesNothing(t *testing.T) {

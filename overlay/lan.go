@@ -121,7 +121,11 @@ func (o *Overlay) readSavedLAN() (f savedLAN, ok bool) {
 // enableForwarding enables forwarding on the LAN interface and saves the earlier setting. If forwarding was off, the
 // filter forwards only guests' packets from there, so that other machines cannot use the host as a router.
 func (o *Overlay) enableForwarding() error {
-	if f, ok := o.readSavedLAN(); !ok {
+	if f, ok := o.readSavedLAN(); ok {
+		if _, err := o.noteRouter(); err != nil {
+			return err
+		}
+	} else {
 		if f.Interface != "" { // the LAN was another interface
 			if err := o.restoreForwarding(); err != nil {
 				return err
@@ -177,14 +181,26 @@ func (o *Overlay) wasGuarded(ctx context.Context) bool {
 	return guarded || !known && len(o.guests) > 0
 }
 
-// checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt
-// enable forwarding everywhere when they make a network.
-func (o *Overlay) checkRouter(ctx context.Context) error {
-	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || f.Router != "0" || ipForward() != "1" {
-		return nil
+// noteRouter saves that the host has become a router after the overlay was set up, or has ceased to be one. Docker and libvirt enable
+// forwarding everywhere when they make a network; who disables it again does not want a router.
+func (o *Overlay) noteRouter() (changed bool, err error) {
+	f, ok := o.readSavedLAN()
+	now := ipForward()
+	switch {
+	case ok && f.Forwarding == "0" && f.Router == "0" && now == "1":
+		o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
+	case ok && f.Router == "1" && now == "0":
+		o.log.Warn("this host is no longer a router: only guests' packets from the LAN are forwarded", "interface", o.lan.name)
+	default:
+		return false, nil
 	}
-	o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
-	if err := o.saveLAN("1", "1"); err != nil {
+	return true, o.saveLAN(now, now)
+}
+
+// checkRouter makes the filter forward other packets from the LAN as long as the host is a router.
+func (o *Overlay) checkRouter(ctx context.Context) error {
+	changed, err := o.noteRouter()
+	if err != nil || !changed {
 		return err
 	}
 	o.filterSum = [sha256.Size]byte{} // if the next step fails, it is done again
