@@ -87,6 +87,7 @@ table inet watari {
 	chain input {
 		type filter hook input priority filter - 10; policy accept;
 		iifname @taps goto guest_to_host
+		iifname != "lo" ip daddr {{.Gateway}} drop
 		iifname "{{.WireGuard}}" goto host_to_host
 		ip saddr @clusters drop
 	}

@@ -309,6 +309,29 @@ func TestStorageIsOpenedForAGuest(t *testing.T) {
 	}
 }
 
+// A host accepts packets to any of its addresses from any interface. Nobody on its LAN or at another site uses guests' storage like that.
+func TestStorageIsNotReachedFromTheLAN(t *testing.T) {
+	w := newWorld(t)
+	one := w.guest(1, 0, "a1")
+	w.apply()
+	host, other := w.hosts["a1"], w.hosts["a2"]
+	const port = 7201
+	w.must(host.Script(t.Context(), "ip link set lo up"))
+	w.must(host.Listen(port))
+	w.must(host.OpenStorage(map[string][]uint16{one.UID: {port}}))
+	w.must(other.Script(t.Context(), "ip route add "+overlay.Gateway.String()+"/32 via 198.18.1.1 dev eth0"))
+	connects := func(h *nethost.Host, to string) bool {
+		_, err := h.Run(t.Context(), "timeout", "2", "bash", "-c", fmt.Sprintf("</dev/tcp/%s/%d", to, port))
+		return err == nil
+	}
+	if !connects(other, "198.18.1.1") || !connects(host, overlay.Gateway.String()) {
+		t.Error("the port does not answer")
+	}
+	if connects(other, overlay.Gateway.String()) {
+		t.Error("another host reaches guests' storage")
+	}
+}
+
 func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w := newWorld(t)
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
