@@ -309,6 +309,57 @@ func TestStorageIsOpenedForAGuest(t *testing.T) {
 	}
 }
 
+// A guest that makes a template is in no cluster. No route leads to its prefix, so its packets must not follow the default route.
+func TestAGuestInNoClusterSendsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.guest(1, 0, "a1")
+	w.apply()
+	h := w.hosts["a1"]
+	w.must(w.router.Script(t.Context(), "ip addr add 192.0.2.9/32 dev lana"))
+	template := overlay.Guest{UID: "00990000-0000-4000-8000-000000000000", Cluster: "template", Address: netip.MustParseAddr("192.0.2.2"), Prefix: netip.MustParsePrefix("192.0.2.0/24")}
+	guest, err := nethost.NewGuest(template, overlay.DefaultMTU)
+	w.must(err)
+	t.Cleanup(guest.Close)
+	dropped := func() bool {
+		out, err := h.Run(t.Context(), "ip", "route")
+		w.must(err)
+		return strings.Contains(out, "blackhole 192.0.2.0/24")
+	}
+	for _, when := range []string{"at first", "with a new agent", "after orders"} {
+		switch when {
+		case "with a new agent":
+			_, err := h.StartAgent()
+			w.must(err)
+		case "after orders":
+			w.apply()
+		}
+		w.plug(guest, "a1")
+		if when == "after orders" {
+			w.apply()
+		}
+		before, _ := w.router.Run(t.Context(), "nstat", "-asz", "IcmpInEchos")
+		guest.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", "192.0.2.9")
+		if after, _ := w.router.Run(t.Context(), "nstat", "-asz", "IcmpInEchos"); after != before {
+			t.Errorf("%s, packets of a guest in no cluster reach the LAN", when)
+		}
+		if problems, err := h.Check(); err != nil || len(problems) > 0 || !dropped() {
+			t.Errorf("%s: problems %q, error %v", when, problems, err)
+		}
+		guest.Unplug()
+		w.must(h.Unplug(template.UID))
+		if when != "with a new agent" && dropped() {
+			t.Errorf("%s, the route stays", when)
+		}
+	}
+	// The route of a cluster stays when its guest leaves.
+	last := w.guest(1, 1, "a1")
+	last.Unplug()
+	w.must(h.Unplug(last.UID))
+	if out, err := h.Run(t.Context(), "ip", "route"); err != nil || !strings.Contains(out, "blackhole 10.77.1.0/24") {
+		t.Errorf("%s, %v", out, err)
+	}
+}
+
 // A host accepts packets to any of its addresses from any interface. Nobody on its LAN or at another site uses guests' storage like that.
 func TestStorageIsNotReachedFromTheLAN(t *testing.T) {
 	w := newWorld(t)

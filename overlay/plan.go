@@ -103,7 +103,7 @@ func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local [
 		p.clusters[prefix.Masked()] = true
 	}
 	for prefix := range p.clusters {
-		p.routes[prefix] = route{prefix: prefix, egress: egressNone}
+		p.drop(prefix)
 	}
 	for _, r := range wanted.GetRoutes() {
 		if r.GetHost() != self {
@@ -205,8 +205,13 @@ func (p *plan) addLocal(g Guest) {
 	p.routes[prefix] = route{prefix: prefix, egress: egressTap, tap: TapName(g.UID)}
 	if cluster := g.Prefix.Masked(); !p.clusters[cluster] {
 		p.clusters[cluster] = true
-		p.routes[cluster] = route{prefix: cluster, egress: egressNone}
+		p.drop(cluster)
 	}
+}
+
+// drop drops packets to the addresses of a prefix that no guest has.
+func (p *plan) drop(prefix netip.Prefix) {
+	p.routes[prefix] = route{prefix: prefix, egress: egressNone}
 }
 
 // remove removes an earlier route to an address: the last route wins.
