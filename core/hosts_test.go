@@ -119,6 +119,33 @@ func TestAHostThatReportsManyKeysCausesFewEvents(t *testing.T) {
 	}
 }
 
+// An address that is not one host's does not reach the other hosts' orders.
+func TestAHostKeepsItsAddressIfItReportsNone(t *testing.T) {
+	r := newRelayTest(t, "a1", "b1", "b2", "z1")
+	report := func(host string, info *v1.HostInfo) {
+		r.world.Reports = maps.Clone(r.world.Reports)
+		r.world.Reports[host] = Seen{Report: &v1.HostObserved{Info: info}, Connected: true, Since: time.Unix(1000, 0)}
+		r.pass(3 * time.Second)
+	}
+	for i, address := range []string{"192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7", "224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "0.1.2.3", "x\x1b", ""} {
+		info := proto.CloneOf(r.world.Hosts["z1"].Info)
+		info.LanAddress, info.Cores = address, uint32(20+i)
+		r.events = nil
+		report("z1", info)
+		if got := r.world.Hosts["z1"].Info; got.LanAddress != "192.0.2.7" || got.Cores != info.Cores {
+			t.Errorf("a host that reports address %q has %q and %d cores", address, got.LanAddress, got.Cores)
+		}
+		if told := slices.ContainsFunc(r.events, func(e string) bool { return strings.Contains(e, "is not the IPv4 address of one host") }); told != (i > 0 && address != "") {
+			t.Errorf("address %q: events %q", address, r.events)
+		}
+	}
+	r.world.Hosts["n1"] = &v1.Host{Meta: &v1.Meta{Name: "n1", Uid: "n1"}}
+	report("n1", &v1.HostInfo{BootId: "n1", Site: "b", LanAddress: "127.0.0.1"})
+	if got := r.world.Hosts["n1"].Info; got == nil || got.LanAddress != "" {
+		t.Errorf("a new host has %v", got)
+	}
+}
+
 // A host's key is public. Whoever reports another's draws nothing to itself.
 func TestAHostDoesNotTakeAnothersKey(t *testing.T) {
 	r := newRelayTest(t, "a1", "b1", "b2", "z1")

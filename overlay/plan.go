@@ -136,6 +136,10 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is now this host's", h.GetName(), address))
 			continue
 		}
+		if h.GetSameSite() && !ofOneHost(address) {
+			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is not the IPv4 address of one host", h.GetName(), address))
+			continue
+		}
 		if h.GetSameSite() {
 			hops[h.GetName()] = hop{lan: address, same: true}
 			continue
@@ -168,6 +172,13 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 		hops[h.GetName()] = hop{peer: key}
 	}
 	return hops
+}
+
+// ofOneHost reports whether an address can be an IPv4 gateway. The kernel takes no route by another, and one host's bad address must not make
+// Apply fail on all others.
+func ofOneHost(a netip.Addr) bool {
+	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
+	return a.Is4() && (a.IsGlobalUnicast() || a.IsLinkLocalUnicast()) && !thisNetwork.Contains(a)
 }
 
 // behindNAT guesses whether a host is behind a NAT whose mapping must be kept alive: its own address is private and the
