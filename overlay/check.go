@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check checks the packet filter, the WireGuard device, the routes and the LAN's forwarding, and restores them if another program, or the kernel after the loss
+// Check checks the packet filter, guests' taps, the WireGuard device, the routes and the LAN's forwarding, and restores them if another program, or the kernel after the loss
 // of a link or an address, has changed them. It also checks whether another filter drops guests' packets and, once a minute, which hosts
 // do not answer. It returns one sentence for each problem that it could
 // not repair, and for each part that the last Apply left out. It takes some milliseconds.
@@ -58,6 +58,9 @@ func (o *Overlay) check(ctx context.Context) []string {
 		if err := o.guardTaps(); err != nil {
 			problems = append(problems, fmt.Sprintf("only the packet filter isolates guests, and they are not isolated while another program changes it: %v; "+
 				"the agent needs the capability CAP_BPF, and the kernel CONFIG_NET_CLS_BPF (`modprobe cls_bpf`)", err))
+		}
+		if err := o.checkTaps(); err != nil { // not before the filter is there
+			problems = append(problems, fmt.Sprintf("guests receive nothing, and their taps could not be restored: %.300v", err))
 		}
 	}
 	if err := o.checkDevice(ctx); err != nil {

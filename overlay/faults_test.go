@@ -506,6 +506,41 @@ func TestLostRoutesAndForwardingAreRestored(t *testing.T) {
 	}
 }
 
+// An interface that is set down loses its routes, its neighbours and its IPv6 address, also if it is set up again.
+func TestInterfacesThatWereSetDownWorkAgain(t *testing.T) {
+	w := newWorld(t)
+	one, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
+	w.apply()
+	h, tap := w.hosts["a1"], overlay.TapName(one.UID)
+	reaches := func() {
+		t.Helper()
+		for _, mate := range []*nethost.Guest{near, far} {
+			w.reaches(one, mate, 56)
+			w.reaches(mate, one, 56)
+		}
+	}
+	reaches()
+	for _, name := range []string{tap, overlay.Device} {
+		down, up := "ip link set "+name+" down", "ip link set "+name+" up"
+		for _, commands := range [][]string{{down}, {down, up}} {
+			w.must(h.Script(t.Context(), commands...))
+			w.cannotReach(one, far.Address.String())
+			if problems, err := h.Check(); err != nil || len(problems) > 0 {
+				t.Errorf("%q: problems %q, error %v", commands, problems, err)
+			}
+			reaches()
+		}
+	}
+	w.must(h.Script(t.Context(), "ip neigh flush dev "+tap+" nud permanent"))
+	if out, err := h.Run(t.Context(), "ip", "neigh", "show", "dev", tap); err != nil || strings.Contains(out, "PERMANENT") {
+		t.Errorf("the neighbour is still there: %s, %v", out, err)
+	}
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+	reaches()
+}
+
 func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	w := newWorld(t)
 	w.guest(1, 0, "a1")

@@ -116,14 +116,14 @@ func (o *Overlay) applyPeers(ctx context.Context) error {
 	return o.shrinkWireGuard(shrink)
 }
 
-// checkDevice restores the host's own address. The kernel removes it if the device goes down, or if somebody turns IPv6 off everywhere. If the
-// device is gone, Watch calls changed.
+// checkDevice brings the device up again, and restores the host's own address. The kernel removes it if the device goes down, or if somebody
+// turns IPv6 off everywhere. If the device is gone, Watch calls changed.
 func (o *Overlay) checkDevice(ctx context.Context) error {
 	link, err := o.handle.LinkByName(Device)
-	if err != nil || len(o.peers) == 0 || o.hasHostAddress(link) {
+	if err != nil || len(o.peers) == 0 || link.Attrs().Flags&net.FlagUp != 0 && o.hasHostAddress(link) {
 		return nil
 	}
-	o.log.Warn("the WireGuard device has lost this host's address: it gets it again", "device", Device)
+	o.log.Warn("the WireGuard device was set down, or lost this host's address: restoring it", "device", Device)
 	o.addressed = false
 	return o.applyPeers(ctx)
 }
