@@ -158,14 +158,16 @@ func (p *pass) withOwnKey(name string, info *v1.HostInfo) (own *v1.HostInfo, own
 }
 
 // withAddress returns an agent's information with the host's earlier LAN address if the new one cannot be that of a host. Otherwise the other
-// hosts of its site could not reach it, and what takes the address for that of one host would be sent to others or to nobody.
+// hosts of its site could not reach it. A single host without a network has the loopback address from the beginning.
 func withAddress(info, before *v1.HostInfo) *v1.HostInfo {
-	address, err := netip.ParseAddr(info.LanAddress)
-	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
-	if err == nil && address.Is4() && (address.IsGlobalUnicast() || address.IsLinkLocalUnicast()) && !thisNetwork.Contains(address) {
+	if info.LanAddress == before.GetLanAddress() {
 		return info
 	}
-	if info.LanAddress == before.GetLanAddress() {
+	address, err := netip.ParseAddr(info.LanAddress)
+	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
+	switch {
+	case err != nil || !address.Is4() || thisNetwork.Contains(address):
+	case address.IsGlobalUnicast(), address.IsLinkLocalUnicast(), address.IsLoopback() && before.GetLanAddress() == "":
 		return info
 	}
 	info = proto.CloneOf(info)
