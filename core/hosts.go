@@ -4,12 +4,14 @@ package core
 
 import (
 	"maps"
+	"net/netip"
 	"time"
 
 	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/printable"
 )
 
 // describePause is the least time between two changes of a host's stored information. A host that describes itself anew all
@@ -101,7 +103,7 @@ func (p *pass) hosts() {
 		if h == nil || !connected || report.GetInfo() == nil || p.full() {
 			continue
 		}
-		info, owner := p.withOwnKey(name, atSite(h.TokenSite, keepFacts(report.Info, h.Info)))
+		info, owner := p.withOwnKey(name, atSite(h.TokenSite, keepFacts(withAddress(report.Info, h.Info), h.Info)))
 		if proto.Equal(info, h.Info) {
 			continue
 		}
@@ -122,6 +124,9 @@ func (p *pass) hosts() {
 			p.tells(&c, name, "boot", "has rebooted; its earlier guests have ended")
 		case h.Info.LanAddress != info.LanAddress:
 			p.tells(&c, name, "address", "has LAN address %s, and had %s", info.LanAddress, h.Info.LanAddress)
+		}
+		if refused := report.Info.LanAddress; refused != info.LanAddress && refused != "" {
+			p.tells(&c, name, "no address", "reports the LAN address %s, which is not the IPv4 address of one host, and keeps the address %q", printable.Line(refused, 64), info.LanAddress)
 		}
 		if owner != "" && (h.Info == nil || h.Info.WireguardPublicKey != "") {
 			p.tells(&c, name, "key", "reports the WireGuard key of host %s, and gets no encrypted traffic; if it is the same machine, remove host %s", owner, owner)
@@ -150,6 +155,24 @@ func (p *pass) withOwnKey(name string, info *v1.HostInfo) (own *v1.HostInfo, own
 	info = proto.CloneOf(info)
 	info.WireguardPublicKey = ""
 	return info, owner
+}
+
+// withAddress returns an agent's information with the host's earlier LAN address if the new one cannot be that of a host. Otherwise the other
+// hosts of its site could not reach it. A single host without a network has the loopback address from the beginning.
+func withAddress(info, before *v1.HostInfo) *v1.HostInfo {
+	if info.LanAddress == before.GetLanAddress() {
+		return info
+	}
+	address, err := netip.ParseAddr(info.LanAddress)
+	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
+	switch {
+	case err != nil || !address.Is4() || thisNetwork.Contains(address):
+	case address.IsGlobalUnicast(), address.IsLinkLocalUnicast(), address.IsLoopback() && before.GetLanAddress() == "":
+		return info
+	}
+	info = proto.CloneOf(info)
+	info.LanAddress = before.GetLanAddress()
+	return info
 }
 
 // atSite returns an agent's information with the site that the host's token names, if it names one. Otherwise a host that

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -116,6 +117,35 @@ func TestAHostThatReportsManyKeysCausesFewEvents(t *testing.T) {
 	}
 	if n := len(r.events); n < hostEvents || n > hostEvents+1+int(changes*every/hostEventEvery) {
 		t.Errorf("%d changes in %v cause %d events: %q", changes, changes*every, n, r.events)
+	}
+}
+
+// An address that is not one host's does not reach the other hosts' orders.
+func TestAHostKeepsItsAddressIfItReportsNone(t *testing.T) {
+	r := newRelayTest(t, "a1", "b1", "b2", "z1")
+	report := func(host string, info *v1.HostInfo) {
+		r.world.Reports = maps.Clone(r.world.Reports)
+		r.world.Reports[host] = Seen{Report: &v1.HostObserved{Info: info}, Connected: true, Since: time.Unix(1000, 0)}
+		r.pass(3 * time.Second)
+	}
+	for i, address := range []string{"192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7", "224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "0.1.2.3", "x\x1b", ""} {
+		info := proto.CloneOf(r.world.Hosts["z1"].Info)
+		info.LanAddress, info.Cores = address, uint32(20+i)
+		r.events = nil
+		report("z1", info)
+		if got := r.world.Hosts["z1"].Info; got.LanAddress != "192.0.2.7" || got.Cores != info.Cores {
+			t.Errorf("a host that reports address %q has %q and %d cores", address, got.LanAddress, got.Cores)
+		}
+		if told := slices.ContainsFunc(r.events, func(e string) bool { return strings.Contains(e, "is not the IPv4 address of one host") }); told != (i > 0 && address != "") {
+			t.Errorf("address %q: events %q", address, r.events)
+		}
+	}
+	for _, want := range []string{"", "127.0.0.1"} { // a single host may have no network
+		r.world.Hosts["n1"] = &v1.Host{Meta: &v1.Meta{Name: "n1", Uid: "n1"}}
+		report("n1", &v1.HostInfo{BootId: "n1", Site: "b", LanAddress: cmp.Or(want, "224.0.0.1")})
+		if got := r.world.Hosts["n1"].Info; got == nil || got.LanAddress != want {
+			t.Errorf("a new host has %v", got)
+		}
 	}
 }
 

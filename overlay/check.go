@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check checks the packet filter, the routes and the LAN's forwarding, and restores them if another program, or the kernel after the loss
+// Check checks the packet filter, guests' taps, the WireGuard device, the routes and the LAN's forwarding, and restores them if another program, or the kernel after the loss
 // of a link or an address, has changed them. It also checks whether another filter drops guests' packets and, once a minute, which hosts
 // do not answer. It returns one sentence for each problem that it could
 // not repair, and for each part that the last Apply left out. It takes some milliseconds.
@@ -40,6 +40,11 @@ func (o *Overlay) check(ctx context.Context) []string {
 	if err != nil {
 		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
+	if len(o.guests) > 0 { // the filter may have been removed while no agent was there, and the manager may be away
+		if err := o.prepare(ctx); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
 	if o.prepared {
 		if sum, err := sumOfFilter(); err != nil || sum != o.filterSum {
 			o.log.Warn("another program has changed or removed the packet filter (nftables table inet watari): installing it again", "error", err)
@@ -54,6 +59,12 @@ func (o *Overlay) check(ctx context.Context) []string {
 			problems = append(problems, fmt.Sprintf("only the packet filter isolates guests, and they are not isolated while another program changes it: %v; "+
 				"the agent needs the capability CAP_BPF, and the kernel CONFIG_NET_CLS_BPF (`modprobe cls_bpf`)", err))
 		}
+		if err := o.checkTaps(); err != nil { // not before the filter is there
+			problems = append(problems, fmt.Sprintf("guests receive nothing, and their taps could not be restored: %.300v", err))
+		}
+	}
+	if err := o.checkDevice(ctx); err != nil {
+		problems = append(problems, fmt.Sprintf("WireGuard lacks this host's address or is down, and could not be restored: %v", err))
 	}
 	if err := o.checkRoutes(); err != nil {
 		problems = append(problems, fmt.Sprintf("routes to guests are lost, and could not be set again: %.300v", err))

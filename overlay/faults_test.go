@@ -285,6 +285,62 @@ func TestAChangedPacketFilterIsMendedAtOnce(t *testing.T) {
 	}
 }
 
+// The packet filter is removed while no agent is there, and the manager is away when the next one starts. Whether the LAN is trusted
+// is not forgotten.
+func TestAnAgentWithoutItsFilterGuardsTheLANAsBefore(t *testing.T) {
+	w := newWorld(t)
+	one := w.guest(1, 0, "a1")
+	h := w.hosts["a1"]
+	const saved = "/run/watari/overlay-found.json"
+	guarded := func(when string, want bool) {
+		t.Helper()
+		if out, err := h.Run(t.Context(), "nft", "list", "set", "inet", "watari", "guarded"); err != nil || strings.Contains(out, `"eth0"`) != want {
+			t.Errorf("%s, the set guarded is not %v: %s, %v", when, want, out, err)
+		}
+	}
+	for _, want := range []bool{true, false} {
+		w.guarded = want
+		w.apply()
+		for _, c := range []struct {
+			when, command string
+			check, want   bool
+		}{
+			{"without the filter", "nft flush ruleset", true, want},
+			{"without the filter, when a guest comes", "nft flush ruleset", false, want},
+			{"without the file", "rm " + saved, true, want},
+			{"with the file of an earlier version", "sed -i s/,\"guarded\":[a-z]*// " + saved, true, want},
+			{"with neither", "rm -f " + saved + "; nft flush ruleset", true, true},
+		} {
+			_, err := h.Run(t.Context(), "sh", "-c", c.command)
+			w.must(err)
+			_, err = h.StartAgent()
+			w.must(err)
+			if c.check {
+				if problems, err := h.Check(); err != nil || len(problems) > 0 {
+					t.Errorf("problems %q, error %v", problems, err)
+				}
+			} else if _, err := h.Plug(one.Guest, 0); err != nil {
+				t.Error(err)
+			}
+			guarded(c.when, c.want)
+			w.apply()
+			guarded("after orders", want)
+		}
+	}
+	// An order to guard the LAN counts, even if the filter cannot be written at that time.
+	w.must(h.Script(t.Context(), "nft flush ruleset", "mount --bind /bin/false /usr/sbin/nft"))
+	w.guarded = true
+	n, local := w.wanted("a1")
+	if _, err := h.Apply(n, local...); err == nil {
+		t.Error("the filter was written without nft")
+	}
+	w.must(h.Script(t.Context(), "umount /usr/sbin/nft", "rm "+saved))
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+	guarded("after an order that failed", true)
+}
+
 // withoutSent removes set sent from a listing.
 func withoutSent(listing string) string {
 	return regexp.MustCompile(`(?s)set sent \{.*?\n\t\}\n`).ReplaceAllString(listing, "")
@@ -450,12 +506,48 @@ func TestLostRoutesAndForwardingAreRestored(t *testing.T) {
 	}
 }
 
+// An interface that is set down loses its routes, its neighbours and its IPv6 address, also if it is set up again.
+func TestInterfacesThatWereSetDownWorkAgain(t *testing.T) {
+	w := newWorld(t)
+	one, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
+	w.apply()
+	h, tap := w.hosts["a1"], overlay.TapName(one.UID)
+	reaches := func() {
+		t.Helper()
+		for _, mate := range []*nethost.Guest{near, far} {
+			w.reaches(one, mate, 56)
+			w.reaches(mate, one, 56)
+		}
+	}
+	reaches()
+	for _, name := range []string{tap, overlay.Device} {
+		down, up := "ip link set "+name+" down", "ip link set "+name+" up"
+		for _, commands := range [][]string{{down}, {down, up}} {
+			w.must(h.Script(t.Context(), commands...))
+			w.cannotReach(one, far.Address.String())
+			if problems, err := h.Check(); err != nil || len(problems) > 0 {
+				t.Errorf("%q: problems %q, error %v", commands, problems, err)
+			}
+			reaches()
+		}
+	}
+	w.must(h.Script(t.Context(), "ip neigh flush dev "+tap+" nud permanent"))
+	if out, err := h.Run(t.Context(), "ip", "neigh", "show", "dev", tap); err != nil || strings.Contains(out, "PERMANENT") {
+		t.Errorf("the neighbour is still there: %s, %v", out, err)
+	}
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+	reaches()
+}
+
 func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	w := newWorld(t)
 	w.guest(1, 0, "a1")
 	w.apply()
 	// a2 tries to use a1 as its router to b1.
-	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0"))
+	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0",
+		"sysctl -qw net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.eth0.accept_redirects=0")) // a1 would point it to the router
 	forwards := func() (string, error) {
 		return w.hosts["a2"].Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", "198.18.2.1")
 	}
@@ -469,6 +561,27 @@ func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
 	if out, err := forwards(); err != nil {
 		t.Errorf("a1 has become a router, and does not forward for a2: %s", out)
 	}
+	// An administrator turns it off again, or Docker is removed: with the same agent, and while there is none.
+	for _, again := range []bool{false, true} {
+		w.must(w.hosts["a1"].Script(t.Context(), "sysctl -q net.ipv4.ip_forward=1"))
+		if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+			t.Fatalf("problems %q, error %v", problems, err)
+		}
+		w.must(w.hosts["a1"].Script(t.Context(), "sysctl -q net.ipv4.ip_forward=0"))
+		if again {
+			_, err := w.hosts["a1"].StartAgent()
+			w.must(err)
+			w.apply("a1")
+		} else if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+			t.Fatalf("problems %q, error %v", problems, err)
+		}
+		w.forwarding(w.hosts["a1"], map[string]string{"eth0": "1"})
+		if out, err := forwards(); err == nil {
+			t.Errorf("a1 is no longer a router, and forwards for a2: %s", out)
+		}
+	}
+	w.must(w.hosts["a1"].Cleanup())
+	w.forwarding(w.hosts["a1"], map[string]string{"eth0": "0"})
 }
 
 func TestCleanupLeavesNothing(t *testing.T) {

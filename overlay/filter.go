@@ -80,12 +80,14 @@ table inet watari {
 		drop
 	}
 	chain transit {
+		iifname != { "{{.LAN}}", "{{.WireGuard}}" } drop
 		ip saddr . ip daddr @pairs accept
 		drop
 	}
 	chain input {
 		type filter hook input priority filter - 10; policy accept;
 		iifname @taps goto guest_to_host
+		iifname != "lo" ip daddr {{.Gateway}} drop
 		iifname "{{.WireGuard}}" goto host_to_host
 		ip saddr @clusters drop
 	}
@@ -363,7 +365,7 @@ func (o *Overlay) filterClusters(ctx context.Context, guarded bool) error {
 		text.WriteString(setLine("delete", "guarded", quote(o.lan.name)))
 	}
 	o.clusters, o.guarded = wanted, guarded
-	return o.changeFilter(ctx, text.String())
+	return errors.Join(o.saveGuarded(), o.changeFilter(ctx, text.String()))
 }
 
 func clusterLines(verb string, prefix netip.Prefix) string {
@@ -387,10 +389,10 @@ func (o *Overlay) changeFilter(ctx context.Context, text string) error {
 	return nil
 }
 
-// readGuarded reports whether the LAN is guarded by the filter that an earlier agent installed.
-func readGuarded(ctx context.Context) bool {
+// readGuarded reports whether the LAN is guarded by the filter that an earlier agent installed; known is false if there is no such filter.
+func readGuarded(ctx context.Context) (guarded, known bool) {
 	out, err := exec.CommandContext(ctx, program("nft"), "list", "set", "inet", "watari", "guarded").Output()
-	return err == nil && bytes.Contains(out, []byte("elements"))
+	return err == nil && bytes.Contains(out, []byte("elements")), err == nil
 }
 
 // readClusters returns the clusters in the filter that an earlier agent installed; none if the filter cannot be read.

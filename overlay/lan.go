@@ -98,11 +98,13 @@ func sysctlPath(path, name string) string {
 	return filepath.Join("/proc/sys/net", fmt.Sprintf(path, name))
 }
 
-// savedLAN is the earlier setting of the LAN interface. It is saved in RunDir, which is emptied at boot, like sysctls.
+// savedLAN is the earlier setting of the LAN interface, and whether the LAN is guarded. It is saved in RunDir, which is emptied at boot,
+// like sysctls.
 type savedLAN struct {
 	Interface  string `json:"interface"`
 	Forwarding string `json:"forwarding"`
-	Router     string `json:"router"` // ip_forward, which enables forwarding everywhere
+	Router     string `json:"router"`            // ip_forward, which enables forwarding everywhere
+	Guarded    *bool  `json:"guarded,omitempty"` // nil: an earlier version did not save it
 }
 
 func (o *Overlay) savedLANPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
@@ -119,7 +121,11 @@ func (o *Overlay) readSavedLAN() (f savedLAN, ok bool) {
 // enableForwarding enables forwarding on the LAN interface and saves the earlier setting. If forwarding was off, the
 // filter forwards only guests' packets from there, so that other machines cannot use the host as a router.
 func (o *Overlay) enableForwarding() error {
-	if f, ok := o.readSavedLAN(); !ok {
+	if f, ok := o.readSavedLAN(); ok {
+		if _, err := o.noteRouter(); err != nil {
+			return err
+		}
+	} else {
 		if f.Interface != "" { // the LAN was another interface
 			if err := o.restoreForwarding(); err != nil {
 				return err
@@ -143,27 +149,58 @@ func ipForward() string {
 }
 
 func (o *Overlay) saveLAN(forwarding, router string) error {
-	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding, Router: router})
+	data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: forwarding, Router: router, Guarded: &o.guarded})
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.cfg.RunDir, 0o755); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}
-	if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
+	if err := durable.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
 		return fmt.Errorf("save the setting of %s: %w", o.lan.name, err)
 	}
 	return nil
 }
 
-// checkRouter lets the host forward other packets from the LAN if it has become a router after the overlay was set up: Docker and libvirt
-// enable forwarding everywhere when they make a network.
-func (o *Overlay) checkRouter(ctx context.Context) error {
-	if f, ok := o.readSavedLAN(); !ok || f.Forwarding != "0" || f.Router != "0" || ipForward() != "1" {
+// saveGuarded saves whether the LAN is guarded, for an agent that finds no filter.
+func (o *Overlay) saveGuarded() error {
+	f, ok := o.readSavedLAN()
+	if !ok || f.Guarded != nil && *f.Guarded == o.guarded {
 		return nil
 	}
-	o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
-	if err := o.saveLAN("1", "1"); err != nil {
+	return o.saveLAN(f.Forwarding, f.Router)
+}
+
+// wasGuarded reports whether an earlier agent guarded the LAN. If nothing tells of it and there are guests, the LAN counts as
+// guarded until Apply, so that nobody there sends as a guest.
+func (o *Overlay) wasGuarded(ctx context.Context) bool {
+	guarded, known := readGuarded(ctx)
+	if f, _ := o.readSavedLAN(); f.Guarded != nil {
+		return guarded || *f.Guarded
+	}
+	return guarded || !known && len(o.guests) > 0
+}
+
+// noteRouter saves that the host has become a router after the overlay was set up, or has ceased to be one. Docker and libvirt enable
+// forwarding everywhere when they make a network; who disables it again does not want a router.
+func (o *Overlay) noteRouter() (changed bool, err error) {
+	f, ok := o.readSavedLAN()
+	now := ipForward()
+	switch {
+	case ok && f.Forwarding == "0" && f.Router == "0" && now == "1":
+		o.log.Warn("this host has become a router: other packets from the LAN are forwarded, too", "interface", o.lan.name)
+	case ok && f.Router == "1" && now == "0":
+		o.log.Warn("this host is no longer a router: only guests' packets from the LAN are forwarded", "interface", o.lan.name)
+	default:
+		return false, nil
+	}
+	return true, o.saveLAN(now, now)
+}
+
+// checkRouter makes the filter forward other packets from the LAN as long as the host is a router.
+func (o *Overlay) checkRouter(ctx context.Context) error {
+	changed, err := o.noteRouter()
+	if err != nil || !changed {
 		return err
 	}
 	o.filterSum = [sha256.Size]byte{} // if the next step fails, it is done again

@@ -309,6 +309,80 @@ func TestStorageIsOpenedForAGuest(t *testing.T) {
 	}
 }
 
+// A guest that makes a template is in no cluster. No route leads to its prefix, so its packets must not follow the default route.
+func TestAGuestInNoClusterSendsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.guest(1, 0, "a1")
+	w.apply()
+	h := w.hosts["a1"]
+	w.must(w.router.Script(t.Context(), "ip addr add 192.0.2.9/32 dev lana"))
+	template := overlay.Guest{UID: "00990000-0000-4000-8000-000000000000", Cluster: "template", Address: netip.MustParseAddr("192.0.2.2"), Prefix: netip.MustParsePrefix("192.0.2.0/24")}
+	guest, err := nethost.NewGuest(template, overlay.DefaultMTU)
+	w.must(err)
+	t.Cleanup(guest.Close)
+	dropped := func() bool {
+		out, err := h.Run(t.Context(), "ip", "route")
+		w.must(err)
+		return strings.Contains(out, "blackhole 192.0.2.0/24")
+	}
+	for _, when := range []string{"at first", "with a new agent", "after orders"} {
+		switch when {
+		case "with a new agent":
+			_, err := h.StartAgent()
+			w.must(err)
+		case "after orders":
+			w.apply()
+		}
+		w.plug(guest, "a1")
+		if when == "after orders" {
+			w.apply()
+		}
+		before, _ := w.router.Run(t.Context(), "nstat", "-asz", "IcmpInEchos")
+		guest.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", "192.0.2.9")
+		if after, _ := w.router.Run(t.Context(), "nstat", "-asz", "IcmpInEchos"); after != before {
+			t.Errorf("%s, packets of a guest in no cluster reach the LAN", when)
+		}
+		if problems, err := h.Check(); err != nil || len(problems) > 0 || !dropped() {
+			t.Errorf("%s: problems %q, error %v", when, problems, err)
+		}
+		guest.Unplug()
+		w.must(h.Unplug(template.UID))
+		if when != "with a new agent" && dropped() {
+			t.Errorf("%s, the route stays", when)
+		}
+	}
+	// The route of a cluster stays when its guest leaves.
+	last := w.guest(1, 1, "a1")
+	last.Unplug()
+	w.must(h.Unplug(last.UID))
+	if out, err := h.Run(t.Context(), "ip", "route"); err != nil || !strings.Contains(out, "blackhole 10.77.1.0/24") {
+		t.Errorf("%s, %v", out, err)
+	}
+}
+
+// A host accepts packets to any of its addresses from any interface. Nobody on its LAN or at another site uses guests' storage like that.
+func TestStorageIsNotReachedFromTheLAN(t *testing.T) {
+	w := newWorld(t)
+	one := w.guest(1, 0, "a1")
+	w.apply()
+	host, other := w.hosts["a1"], w.hosts["a2"]
+	const port = 7201
+	w.must(host.Script(t.Context(), "ip link set lo up"))
+	w.must(host.Listen(port))
+	w.must(host.OpenStorage(map[string][]uint16{one.UID: {port}}))
+	w.must(other.Script(t.Context(), "ip route add "+overlay.Gateway.String()+"/32 via 198.18.1.1 dev eth0"))
+	connects := func(h *nethost.Host, to string) bool {
+		_, err := h.Run(t.Context(), "timeout", "2", "bash", "-c", fmt.Sprintf("</dev/tcp/%s/%d", to, port))
+		return err == nil
+	}
+	if !connects(other, "198.18.1.1") || !connects(host, overlay.Gateway.String()) {
+		t.Error("the port does not answer")
+	}
+	if connects(other, overlay.Gateway.String()) {
+		t.Error("another host reaches guests' storage")
+	}
+}
+
 func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w := newWorld(t)
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
@@ -349,6 +423,30 @@ func TestAHostSendsOnlyAsItsOwnGuests(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A container, or a machine on another network of the host, sends as a guest of that host.
+func TestNobodySendsAsAGuestThroughItsHost(t *testing.T) {
+	w := newWorld(t)
+	own, here, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a1"), w.guest(1, 2, "a2"), w.guest(1, 3, "b1")
+	w.apply()
+	h, container := w.hosts["a1"], w.start("container")
+	w.must(nethost.Cable(h, "docker0", container, "eth0"))
+	w.must(h.Script(t.Context(), "ip addr add 172.17.0.1/24 dev docker0", "sysctl -qw net.ipv4.ip_forward=1",
+		"sysctl -qw net.ipv4.conf.all.rp_filter=0", "sysctl -qw net.ipv4.conf.docker0.rp_filter=0"))
+	w.must(container.Script(t.Context(), "ip link set lo up", "ip addr add 172.17.0.2/24 dev eth0",
+		"ip addr add "+own.Address.String()+"/32 dev lo", "ip route add default via 172.17.0.1"))
+	if _, err := container.Run(t.Context(), "ping", "-n", "-c", "1", "-W", "5", "172.17.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []*nethost.Guest{here, near, far} {
+		w.reaches(own, to, 56)
+		before := w.received(to)
+		container.Run(t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", "-I", own.Address.String(), to.Address.String())
+		if after := w.received(to); after != before {
+			t.Errorf("of packets that a container sends as guest %s, %d reach guest %s", own.UID, after-before, to.UID)
+		}
 	}
 }
 

@@ -258,6 +258,9 @@ func (o *Overlay) plug(ctx context.Context, g Guest, mtu int) (string, error) {
 	if err := o.guardTap(link, g); err != nil {
 		o.log.Warn("the packet filter alone keeps a guest apart from others", "guest", g.UID, "error", err)
 	}
+	if err := o.dropPrefix(g.Prefix.Masked()); err != nil {
+		return "", err
+	}
 	if err := o.bringUpTap(link, g); err != nil {
 		return "", err
 	}
@@ -296,6 +299,7 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 	if err := o.unfilterGuest(ctx, tap, g); err != nil {
 		return fmt.Errorf("unplug guest %s: %w", uid, err)
 	}
+	o.forgetPrefix(g.Prefix.Masked())
 	return nil
 }
 
@@ -315,6 +319,11 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
 	if strayed != nil {
 		p.errs = append([]error{strayed}, p.errs...)
+	}
+	for _, g := range o.guests { // also those in no cluster, see dropPrefix
+		if prefix := g.Prefix.Masked(); !p.clusters[prefix] {
+			p.drop(prefix)
+		}
 	}
 	o.setRelay(&p, wanted)
 	o.recordLeftOut(p.errs)
@@ -360,10 +369,10 @@ func (o *Overlay) prepare(ctx context.Context) error {
 	if o.prepared {
 		return nil
 	}
+	o.guarded = o.guarded || o.wasGuarded(ctx) || o.strayed() // Apply may undo it
 	if err := o.enableForwarding(); err != nil {
 		return err
 	}
-	o.guarded = readGuarded(ctx) || o.strayed()
 	for _, prefix := range readClusters(ctx) {
 		o.clusters[prefix] = true
 	}

@@ -103,7 +103,7 @@ func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local [
 		p.clusters[prefix.Masked()] = true
 	}
 	for prefix := range p.clusters {
-		p.routes[prefix] = route{prefix: prefix, egress: egressNone}
+		p.drop(prefix)
 	}
 	for _, r := range wanted.GetRoutes() {
 		if r.GetHost() != self {
@@ -134,6 +134,10 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 		}
 		if h.GetSameSite() && address == own {
 			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is now this host's", h.GetName(), address))
+			continue
+		}
+		if h.GetSameSite() && !ofOneHost(address) {
+			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is not the IPv4 address of one host", h.GetName(), address))
 			continue
 		}
 		if h.GetSameSite() {
@@ -168,6 +172,13 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 		hops[h.GetName()] = hop{peer: key}
 	}
 	return hops
+}
+
+// ofOneHost reports whether an address can be an IPv4 gateway. The kernel takes no route by another, and one host's bad address must not make
+// Apply fail on all others.
+func ofOneHost(a netip.Addr) bool {
+	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
+	return a.Is4() && (a.IsGlobalUnicast() || a.IsLinkLocalUnicast()) && !thisNetwork.Contains(a)
 }
 
 // behindNAT guesses whether a host is behind a NAT whose mapping must be kept alive: its own address is private and the
@@ -205,8 +216,13 @@ func (p *plan) addLocal(g Guest) {
 	p.routes[prefix] = route{prefix: prefix, egress: egressTap, tap: TapName(g.UID)}
 	if cluster := g.Prefix.Masked(); !p.clusters[cluster] {
 		p.clusters[cluster] = true
-		p.routes[cluster] = route{prefix: cluster, egress: egressNone}
+		p.drop(cluster)
 	}
+}
+
+// drop drops packets to the addresses of a prefix that no guest has.
+func (p *plan) drop(prefix netip.Prefix) {
+	p.routes[prefix] = route{prefix: prefix, egress: egressNone}
 }
 
 // remove removes an earlier route to an address: the last route wins.

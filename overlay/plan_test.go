@@ -415,6 +415,25 @@ func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
 	}
 }
 
+// A host's address comes from the host itself. One that is no gateway must not make Apply fail on the hosts of its site.
+func TestAHostWhoseAddressIsNoGatewayIsLeftOut(t *testing.T) {
+	n := &v1.NetworkWanted{Clusters: []*v1.ClusterNetwork{{Name: "c", Prefix: "10.77.1.0/24"}}}
+	bad := []string{"2001:db8::1", "::ffff:198.18.1.2", "224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "0.1.2.3", "::"}
+	for i, text := range append(bad, "198.18.1.2", "169.254.9.9") {
+		n.Peers = append(n.Peers, &v1.PeerHost{Name: text, SameSite: true, LanAddress: text})
+		n.Routes = append(n.Routes, &v1.GuestRoute{Address: fmt.Sprintf("10.77.1.%d", 10+i), Host: text})
+	}
+	p := makePlan("h0", netip.MustParseAddr("198.18.1.1"), n, nil)
+	for _, text := range bad {
+		if !slices.ContainsFunc(p.errs, func(err error) bool { return strings.HasPrefix(err.Error(), "host "+text+": its LAN address") }) {
+			t.Errorf("host %s is not named in %v", text, p.errs)
+		}
+	}
+	if len(p.routes) != 3 || len(p.errs) != 2*len(bad) { // the cluster's, and two guests'
+		t.Errorf("routes %v, errors %v", p.routes, p.errs)
+	}
+}
+
 func TestAliasHoldsTheGuest(t *testing.T) {
 	a := netip.MustParseAddr("10.77.3.14")
 	g := Guest{UID: "0b6e6b1c-1111-4222-8333-444455556666", Cluster: "md", Address: a, MAC: GuestMAC(a), Prefix: netip.MustParsePrefix("10.77.3.0/24")}

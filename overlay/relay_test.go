@@ -114,6 +114,30 @@ func (w *world) tunnelPasses(from, to string, port int, patience time.Duration) 
 	})
 }
 
+// An administrator turns IPv6 off everywhere, or somebody sets the device down and up.
+func TestAHostGetsItsAddressInsideWireGuardAgain(t *testing.T) {
+	w := newWorld(t)
+	w.guest(1, 0, "a1")
+	w.guest(1, 1, "b1")
+	w.apply()
+	h := w.hosts["a1"]
+	if err := w.tunnelPasses("b1", "a1", 7071, 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	for _, commands := range [][]string{{"sysctl -qw net.ipv6.conf.all.disable_ipv6=1"}, {"ip link set watari0 down", "ip link set watari0 up"}, {"ip -6 addr flush dev watari0"}} {
+		w.must(h.Script(t.Context(), commands...))
+		if out, err := h.Run(t.Context(), "ip", "-6", "addr", "show", "dev", "watari0"); err != nil || strings.Contains(out, "fd77:") {
+			t.Errorf("%q: the address is not lost: %s, %v", commands, out, err)
+		}
+		if problems, err := h.Check(); err != nil || len(problems) > 0 {
+			t.Errorf("%q: problems %q, error %v", commands, problems, err)
+		}
+		if err := w.tunnelPasses("b1", "a1", 7071, 10*time.Second); err != nil {
+			t.Errorf("after %q and a check: %v", commands, err)
+		}
+	}
+}
+
 func TestAHostThatOnlyDialsOutIsReachedByKeepalives(t *testing.T) {
 	w := newDialOnlyWorld(t, "b1")
 	a, b := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")

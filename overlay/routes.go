@@ -75,6 +75,37 @@ func (o *Overlay) actualRoutes(links *linkCache) (map[netip.Prefix]route, error)
 	return actual, nil
 }
 
+// dropPrefix drops packets to the addresses of a guest's prefix that no guest has, if that is not so yet. A guest that makes a template is in
+// no cluster of the orders: without this route, its packets would follow the host's default route.
+func (o *Overlay) dropPrefix(prefix netip.Prefix) error {
+	r := route{prefix: prefix, egress: egressNone}
+	entry, err := r.entry(nil, o.lan)
+	if err != nil {
+		return err
+	}
+	if err := o.handle.RouteAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("set route to %s: %w", prefix, err)
+	}
+	if _, has := o.routes[prefix]; o.routes != nil && !has {
+		o.routes[prefix] = r
+	}
+	return nil
+}
+
+// forgetPrefix removes the route of dropPrefix if the prefix is that of no other guest or cluster.
+func (o *Overlay) forgetPrefix(prefix netip.Prefix) {
+	if o.routes == nil || o.wanted[prefix] {
+		return
+	}
+	for _, g := range o.guests {
+		if g.Prefix.Masked() == prefix {
+			return
+		}
+	}
+	delete(o.routes, prefix)
+	_ = o.handle.RouteDel(ownRoute(prefix)) // if this fails, Check does it
+}
+
 func ownRoute(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		Dst: ipNet(prefix), Table: unix.RT_TABLE_MAIN, Protocol: routeProtocol, Priority: routeMetric,

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -72,6 +73,38 @@ func (o *Overlay) bringUpTap(link netlink.Link, g Guest) error {
 		return fmt.Errorf("set neighbour %s of %s: %w", g.Address, name, err)
 	}
 	return nil
+}
+
+// checkTaps brings up the taps that were set down, and restores the addresses that they lost then. Without its neighbour, a guest is sent
+// nothing: it answers no ARP request.
+func (o *Overlay) checkTaps() error {
+	if len(o.guests) == 0 {
+		return nil
+	}
+	neighbours, err := o.handle.NeighList(0, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	var errs []error
+	for uid, g := range o.guests {
+		link, err := o.handle.LinkByName(TapName(uid))
+		if isNotFound(err) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		known := slices.ContainsFunc(neighbours, func(n netlink.Neigh) bool {
+			return n.LinkIndex == link.Attrs().Index && n.IP.Equal(g.Address.AsSlice()) && n.State == unix.NUD_PERMANENT && n.HardwareAddr.String() == g.MAC.String()
+		})
+		if known && link.Attrs().Flags&net.FlagUp != 0 {
+			continue
+		}
+		o.log.Warn("a guest's tap was set down, or lost its neighbour: restoring it", "guest", uid, "tap", link.Attrs().Name)
+		errs = append(errs, o.bringUpTap(link, g))
+	}
+	return errors.Join(errs...)
 }
 
 // createTap makes a persistent tap in the form in which QEMU and libvirt (type 'ethernet', managed 'no') open it for a

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,13 +102,40 @@ func (o *Overlay) begin() {
 	if len(o.peers) == 0 || o.closed.Load() {
 		return
 	}
-	shrink, err := o.growWireGuard(context.Background(), o.peers)
-	if err == nil {
-		err = o.shrinkWireGuard(shrink)
-	}
-	if err != nil {
+	if err := o.applyPeers(context.Background()); err != nil {
 		o.log.Warn("keepalives to hosts are not sent yet; this is done with the next orders", "error", err)
 	}
+}
+
+// applyPeers brings the device in line with the peers of the last NetworkWanted again. The caller holds o.mu.
+func (o *Overlay) applyPeers(ctx context.Context) error {
+	shrink, err := o.growWireGuard(ctx, o.peers)
+	if err != nil {
+		return err
+	}
+	return o.shrinkWireGuard(shrink)
+}
+
+// checkDevice brings the device up again, and restores the host's own address. The kernel removes it if the device goes down, or if somebody
+// turns IPv6 off everywhere. If the device is gone, Watch calls changed.
+func (o *Overlay) checkDevice(ctx context.Context) error {
+	link, err := o.handle.LinkByName(Device)
+	if err != nil || len(o.peers) == 0 || link.Attrs().Flags&net.FlagUp != 0 && o.hasHostAddress(link) {
+		return nil
+	}
+	o.log.Warn("the WireGuard device was set down, or lost this host's address: restoring it", "device", Device)
+	o.addressed = false
+	return o.applyPeers(ctx)
+}
+
+// hasHostAddress reports whether the device has this host's own address, as far as the kernel has IPv6.
+func (o *Overlay) hasHostAddress(link netlink.Link) bool {
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		return true
+	}
+	addresses, err := o.handle.AddrList(link, unix.AF_INET6)
+	own := net.IP(hostAddress(o.key.PublicKey()).AsSlice())
+	return err != nil || slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(own) })
 }
 
 func (o *Overlay) shrinkWireGuard(changes []peerChange) error { return o.configurePeers(changes) }
