@@ -103,7 +103,8 @@ type Expected struct {
 
 // Tunnels are the tunnels of one host.
 type Tunnels struct {
-	config Config
+	config  Config
+	unknown chan struct{} // has an element for each connection whose other end has not shown a certificate
 
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
@@ -126,7 +127,7 @@ func New(config Config) *Tunnels {
 	if err := os.RemoveAll(filepath.Join(config.RunDir, tunnelDir)); err != nil {
 		config.Log.Warn("sockets of earlier tunnels are left", "error", err)
 	}
-	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shown: map[*watched]ca.Identity{}, shut: map[string]time.Time{}}
+	return &Tunnels{config: config, unknown: make(chan struct{}, mostUnknown), expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shown: map[*watched]ca.Identity{}, shut: map[string]time.Time{}}
 }
 
 // Expect admits a migration until the returned function is called. Admitted connections continue.
@@ -160,6 +161,10 @@ func (t *Tunnels) Active(migration string) bool {
 	return len(t.open[migration]) > 0
 }
 
+// mostUnknown is how many connections whose other end has not shown a certificate are open at a time. More are closed at once, so that
+// strangers do not take all descriptors of the agent.
+const mostUnknown = 128
+
 // acceptPause is the pause after a failed accept. The cause, such as a lack of descriptors, may be temporary.
 const acceptPause = 100 * time.Millisecond
 
@@ -183,7 +188,12 @@ func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
 			}
 			continue
 		}
-		go t.serveConn(ctx, conn)
+		select {
+		case t.unknown <- struct{}{}:
+			go t.serveConn(ctx, conn)
+		default:
+			conn.Close()
+		}
 	}
 }
 
@@ -193,7 +203,9 @@ func (t *Tunnels) serveConn(ctx context.Context, incoming net.Conn) {
 	defer raw.Close()
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Server(raw, t.config.TLS)
-	if err := conn.HandshakeContext(ctx); err != nil {
+	err := conn.HandshakeContext(ctx)
+	<-t.unknown
+	if err != nil {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		return
 	}

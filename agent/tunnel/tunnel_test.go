@@ -314,3 +314,40 @@ func TestSocketsOfAKilledAgentAreRemoved(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// Strangers who connect and say nothing take so many of a host's connections, and no more.
+func TestStrangersTakeFewConnectionsOfAHost(t *testing.T) {
+	source, target := twoHosts(t)
+	defer target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1"})()
+	var silent []net.Conn
+	for range mostUnknown {
+		conn, err := net.Dial("tcp", target.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		silent = append(silent, conn)
+	}
+	more, err := net.Dial("tcp", target.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer more.Close()
+	more.SetDeadline(time.Now().Add(dialTimeout / 2))
+	if n, err := more.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one more stays open: %d bytes, %v", n, err)
+	}
+	for _, conn := range silent {
+		conn.Close()
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		out, err := source.Open(t.Context(), order(source, target))
+		if err == nil {
+			out.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("when they have left, a host is not let in: %v", err)
+		}
+	}
+}
