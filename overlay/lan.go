@@ -207,17 +207,17 @@ func (o *Overlay) checkRouter(ctx context.Context) error {
 	return o.installFilter(ctx)
 }
 
-// MoveLAN makes the interface with an address the one to the other hosts, because the host's address or interface has changed. It reports
+// MoveLAN makes the interface with an address the one to the other hosts, because the host's address or interface may have changed. It reports
 // whether that changed something. Apply then makes the rest follow: routes to other hosts, and WireGuard's MTU. After an error, MoveLAN is
 // to be called again.
 func (o *Overlay) MoveLAN(ctx context.Context, address netip.Addr) (changed bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	found, err := findLAN(o.handle, "", address)
+	found, err := findLAN(o.handle, o.cfg.LANInterface, address)
 	if err != nil {
 		return false, err
 	}
-	o.moving = o.moving || o.prepared && found.name != o.lan.name
+	o.moving = o.moving || o.prepared && (found.name != o.lan.name || found.index != o.lan.index)
 	changed = found != o.lan
 	o.lan = found
 	o.noteHome(false)

@@ -73,6 +73,33 @@ func TestTheNetworkFollowsAHostsAddress(t *testing.T) {
 	w.forwarding(h, map[string]string{"eth0": "0", "eth1": "0"})
 }
 
+// The LAN's interface is made again, with the same name and address: the driver was loaded again, or a bridge was configured anew.
+func TestTheNetworkFollowsAnInterfaceThatIsMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	a, other, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
+	w.apply()
+	h := w.hosts["a1"]
+	w.must(h.Script(t.Context(), "ip link del eth0"))
+	w.must(nethost.Cable(h, "eth0", w.router, "again"))
+	w.must(w.router.Script(t.Context(), "ip link set again master lana"))
+	w.must(h.Script(t.Context(), "ip link set eth0 mtu 1400", "ip addr add 198.18.1.1/24 dev eth0", "ip route replace default via 198.18.1.254"))
+	w.must(h.MoveLAN(h.Address))
+	w.apply()
+	for _, g := range []*nethost.Guest{other, far} {
+		w.reaches(a, g, 1200)
+	}
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+	w.forwarding(h, map[string]string{"eth0": "1"})
+	for _, g := range []*nethost.Guest{other, far} {
+		w.reaches(g, a, 1200)
+	}
+	if out, err := h.Run(t.Context(), "ip", "-o", "link", "show", "watari0"); err != nil || !strings.Contains(out, " mtu 1320 ") {
+		t.Errorf("the MTU of WireGuard is %s: %v", out, err)
+	}
+}
+
 // A trusted LAN is trusted over the interface that the host had first. Anybody may be on another network.
 func TestATrustedLANIsNotTrustedOverAnotherInterface(t *testing.T) {
 	w := newWorld(t)

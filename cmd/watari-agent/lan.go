@@ -74,8 +74,21 @@ func lanAddress(before, home, routed netip.Addr, guessed bool, has func(netip.Ad
 	return before, false
 }
 
+// givenLAN is lanAddress for an agent whose options give the address or the interface. ofInterface is the address of the given interface.
+func (o *options) givenLAN(before, ofInterface netip.Addr, has func(netip.Addr) bool) (now netip.Addr, is bool) {
+	if o.lanAddress != "" {
+		now, err := netip.ParseAddr(o.lanAddress)
+		return now, err == nil
+	}
+	if has(before) {
+		return before, true
+	}
+	return ofInterface, ofInterface.IsValid()
+}
+
 // followLAN follows the host's address on its LAN until ctx ends, and calls changed with a new one, and with the MTU of its interface.
-// DHCP may give the host another address, or the host may be connected by another interface.
+// DHCP may give the host another address, or the host may be connected by another interface. A given address stays, but its interface may be
+// made again, or get another MTU.
 func followLAN(ctx context.Context, o options, network network, changed func(address string, mtu int), log *slog.Logger) {
 	failure := ""
 	tick := time.NewTicker(lanEvery)
@@ -87,9 +100,16 @@ func followLAN(ctx context.Context, o options, network network, changed func(add
 		case <-tick.C:
 		}
 		before, _ := network.LAN()
-		home, _ := network.HomeAddress()
-		routed, _ := lan.Routed()
-		now, is := lanAddress(before, home, routed, o.guessedLAN, lan.Has)
+		var now netip.Addr
+		var is bool
+		if o.followsLAN {
+			home, _ := network.HomeAddress()
+			routed, _ := lan.Routed()
+			now, is = lanAddress(before, home, routed, o.guessedLAN, lan.Has)
+		} else {
+			ofInterface, _ := lan.Of(o.lanInterface)
+			now, is = o.givenLAN(before, ofInterface, lan.Has)
+		}
 		if !is {
 			continue
 		}
@@ -108,10 +128,12 @@ func followLAN(ctx context.Context, o options, network network, changed func(add
 		}
 		address, mtu := network.LAN()
 		log.Warn("the host's LAN has changed", "before", before, "now", address, "MTU", mtu)
-		o.lanAddress = address.String()
-		if err := keepOptions(o); err != nil {
-			log.Warn("the host's new address is not kept for cleaning up", "error", err)
+		if o.followsLAN {
+			o.lanAddress = address.String()
+			if err := keepOptions(o); err != nil {
+				log.Warn("the host's new address is not kept for cleaning up", "error", err)
+			}
 		}
-		changed(o.lanAddress, mtu)
+		changed(address.String(), mtu)
 	}
 }

@@ -32,6 +32,32 @@ func TestWhichAddressTheLANHas(t *testing.T) {
 	}
 }
 
+// Options give the LAN's address or interface. The interface may get another address.
+func TestWhichAddressAGivenLANHas(t *testing.T) {
+	old, other := netip.MustParseAddr("198.18.1.1"), netip.MustParseAddr("198.18.1.2")
+	var none netip.Addr
+	for name, c := range map[string]struct {
+		address     string
+		ofInterface netip.Addr
+		still       bool
+		want        netip.Addr
+		is          bool
+	}{
+		"an address":                        {"198.18.1.1", none, true, old, true},
+		"an address that is away":           {"198.18.1.1", none, false, old, true},
+		"an address and an interface":       {"198.18.1.1", other, true, old, true},
+		"an interface":                      {"", old, true, old, true},
+		"an interface with a new address":   {"", other, false, other, true},
+		"an interface with another address": {"", other, true, old, true},
+		"an interface that is away":         {"", none, false, none, false},
+	} {
+		o := options{lanAddress: c.address}
+		if got, is := o.givenLAN(old, c.ofInterface, func(netip.Addr) bool { return c.still }); got != c.want || is != c.is {
+			t.Errorf("%s: %v, %v", name, got, is)
+		}
+	}
+}
+
 // Cleaning up may take any interface, and must not note it as the LAN's for later agents.
 func TestCleaningUpDoesNotFollowTheLAN(t *testing.T) {
 	o := options{name: "a1", run: t.TempDir(), lanAddress: "198.18.1.1", followsLAN: true}

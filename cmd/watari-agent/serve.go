@@ -133,9 +133,7 @@ func serve(ctx context.Context, o options) error {
 			log.Error("the network can no longer be watched", "error", err)
 		}
 	}()
-	if o.followsLAN {
-		go followLAN(ctx, o, network, a.SetLAN, log)
-	}
+	go followLAN(ctx, o, network, a.SetLAN, log)
 	go usage.Run(ctx)
 	go speed.Follow(ctx, info.CoreSpeed, func() bool {
 		sample, _ := usage.Latest()
