@@ -53,7 +53,7 @@ type set[T comparable] map[T]bool
 func newIndex() *index {
 	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, unended: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
-		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
+		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, hostChanged: true, guests: map[string]bool{},
 		hosts: map[string]bool{}, left: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{}, facts: map[*v1.Guest]knownFacts{},
 		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}, volumesAt: map[string]set[*v1.Volume]{}, unmade: set[*v1.Volume]{}}
 }

@@ -5,6 +5,7 @@ package session
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -62,7 +63,8 @@ func boundLoad(load *v1.HostLoad) {
 	}
 }
 
-// boundMessage cuts strings and lists, escapes strings, and drops large fields that this version does not know.
+// boundMessage cuts strings and lists, escapes strings, and drops numbers that are none (NaN, infinity) and large fields that this version
+// does not know.
 func boundMessage(m protoreflect.Message, text, entries int) (cut bool) {
 	if len(m.GetUnknown()) > text {
 		m.SetUnknown(nil)
@@ -92,6 +94,10 @@ func boundMessage(m protoreflect.Message, text, entries int) (cut bool) {
 			value, longer := bounded(value, kind, text)
 			m.Set(field, value)
 			cut = cut || longer
+		case kind == protoreflect.DoubleKind || kind == protoreflect.FloatKind:
+			if f := value.Float(); math.IsNaN(f) || math.IsInf(f, 0) { // nobody measures that, and a browser cannot compute with it
+				m.Clear(field)
+			}
 		}
 		return true
 	})

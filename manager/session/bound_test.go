@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -82,6 +83,16 @@ func TestTheTextsOfAReportAreEscaped(t *testing.T) {
 	}
 	if m := o.Guests[0].Message; len(m) != maxMessage || strings.Contains(m, "\x1b") {
 		t.Errorf("a message of %d bytes, %.20q", len(m), m)
+	}
+}
+
+// The web console computes with these numbers, and would show nothing of the other hosts.
+func TestNumbersThatAreNoneAreDropped(t *testing.T) {
+	idle := math.Inf(1)
+	sample := &v1.HostSample{Seconds: 1, CpuOwner: math.NaN(), CpuGuests: 0.5, Owner: &v1.OwnerActivity{InputIdle: &idle}, Guests: []*v1.GuestSample{{Cpu: math.Inf(-1), CpuWait: 0.25}}}
+	boundMessage(sample.ProtoReflect(), maxName, maxFacts)
+	if g := sample.Guests[0]; sample.CpuOwner != 0 || sample.CpuGuests != 0.5 || sample.Owner.InputIdle != nil || g.Cpu != 0 || g.CpuWait != 0.25 {
+		t.Errorf("the sample is %v", sample)
 	}
 }
 
