@@ -454,7 +454,11 @@ func (k *checkpointKeeper) recover(ctx context.Context) {
 	for pipe, g := range left { // one that hangs keeps none of the others waiting
 		group.Go(func() {
 			k.log.Warn("a checkpoint was interrupted; the guest is resumed", "guest", g.Name)
-			if err := errors.Join(saver.EndSnapshot(ctx, g.UID, pipe), k.agent.hypervisor.Resume(ctx, g.UID)); err != nil {
+			err := saver.EndSnapshot(ctx, g.UID, pipe)
+			if g.Record != nil { // the manager's orders resume a guest whose record cannot be read now
+				err = errors.Join(err, k.agent.resumeStarted(ctx, g.UID, g.Record.Epoch))
+			}
+			if err != nil {
 				k.log.Error("discard an interrupted checkpoint", "guest", g.Name, "error", err)
 			}
 			k.mu.Lock()

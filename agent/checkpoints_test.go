@@ -342,3 +342,21 @@ func TestAnOrderWithoutACheckpointRestoresNothing(t *testing.T) {
 		t.Error("the host does not wait")
 	}
 }
+
+// A copy that waits for its grant is not resumed on behalf of a checkpoint of the copy that was here before.
+func TestACheckpointResumesOnlyTheGuestThatItHasStopped(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	before := o.count("resume " + uid)
+	if err := o.agent.resumeStarted(t.Context(), uid, 2); err != nil || o.count("resume "+uid) != before {
+		t.Errorf("a guest of another epoch is resumed: %v", err)
+	}
+	if err := o.agent.resumeStarted(t.Context(), "00000000-0000-4000-8000-00000000abcd", 1); err != nil || o.count("resume "+uid) != before {
+		t.Errorf("an unknown guest is resumed: %v", err)
+	}
+	if err := o.agent.resumeStarted(t.Context(), uid, 1); err != nil || o.count("resume "+uid) != before+1 {
+		t.Errorf("the guest is not resumed: %v", err)
+	}
+}

@@ -391,13 +391,25 @@ func (c *cut) release(process *hold.Process, failed error) {
 		}
 		if failed != nil && (m.held || m.begun) { // the holder may have been killed
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.keeper.agent.ctx), holderTime)
-			if err := c.keeper.agent.hypervisor.Resume(ctx, m.wanted.GuestUid); err != nil {
+			if err := c.keeper.agent.resumeStarted(ctx, m.wanted.GuestUid, m.wanted.Epoch); err != nil {
 				c.keeper.log.Warn("resume a guest", "guest", m.wanted.Guest, "error", err)
 			}
 			cancel()
 		}
 	}
 	c.letGo()
+}
+
+// resumeStarted resumes a guest that a checkpoint has stopped, if its record says that it was started under this epoch. A copy of the same
+// guest that has arrived since then, and waits for its grant, stays as it is.
+func (a *Agent) resumeStarted(ctx context.Context, uid string, epoch uint64) error {
+	a.mu.Lock()
+	g, known := a.machine.Guest(uid)
+	a.mu.Unlock()
+	if !known || g.Record == nil || g.Record.Phase != machine.PhaseStarted || g.Record.Epoch != epoch {
+		return nil
+	}
+	return a.hypervisor.Resume(ctx, uid)
 }
 
 // holdGuest makes the machine leave a guest stopped. It returns false if the guest does not run under this epoch, or is
