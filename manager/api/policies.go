@@ -77,8 +77,11 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	return connect.NewResponse(resp), nil
 }
 
-// maxReplay bounds a replay, which uses one processor of the manager's machine.
+// A replay uses one processor of the manager's machine for up to maxReplay, and half a KiB of its memory for each step, of which it takes up
+// to maxReplayed.
 const maxReplay = 30 * time.Second
+
+const maxReplayed = 2_000_000
 
 // TestPolicy replays hosts' measurements.
 func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolicyRequest]) (*connect.Response[v1.TestPolicyResponse], error) {
@@ -107,12 +110,22 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}
 	defer s.replaying.Unlock()
+	steps := 0
+	tooMany := func(more int) error {
+		if steps += more; steps > maxReplayed {
+			return fail(connect.CodeResourceExhausted, "more than %d steps of hosts and guests were measured since %s; test a shorter time", maxReplayed, since.UTC().Format(time.RFC3339))
+		}
+		return ctx.Err()
+	}
 	samples := map[string][]*v1.HostSample{}
 	for name := range snap.Hosts {
 		for _, sample := range s.History.Host(name, since) {
 			if sample.At.AsTime().Before(until) {
 				samples[name] = append(samples[name], sample)
 			}
+		}
+		if err := tooMany(len(samples[name])); err != nil {
+			return nil, err
 		}
 	}
 	guests := map[string][]*v1.GuestStep{}
@@ -123,6 +136,9 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 					guests[g.Meta.Uid] = append(guests[g.Meta.Uid], step)
 				}
 			}
+			if err := tooMany(len(guests[g.Meta.Uid])); err != nil {
+				return nil, err
+			}
 		}
 	}
 	past := sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until}
@@ -130,6 +146,6 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		past.Traffic = s.Traffic(now)
 	}
 	past.Go = func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }
-	steps, notes := sim.Foresee(past)
-	return connect.NewResponse(&v1.TestPolicyResponse{Steps: steps, Notes: notes}), nil
+	done, notes := sim.Foresee(past)
+	return connect.NewResponse(&v1.TestPolicyResponse{Steps: done, Notes: notes}), nil
 }
