@@ -389,9 +389,13 @@ func noteLeft(left map[wgtypes.Key]time.Time, wanted map[wgtypes.Key]*peer, actu
 
 // otherPath reports whether an existing peer must be reached by another relay than before, or no longer by one. A relay
 // passes packets only after a handshake, which WireGuard would begin only after a silence of 15 seconds.
+//
+// A relay with several addresses may answer from another one than the manager names, and WireGuard follows it there. Its port, which no
+// other pair has, shows that it is the same relay.
 func otherPath(w *peer, have actualPeer, set netip.AddrPort) bool {
 	if w.relay != "" {
-		return have.endpoint != w.endpoint
+		answered := set == w.endpoint && have.endpoint.IsValid() && have.endpoint.Port() == w.endpoint.Port()
+		return have.endpoint != w.endpoint && !answered
 	}
 	return w.watched && set.IsValid() && set != w.endpoint
 }

@@ -475,6 +475,9 @@ func TestAPeerIsMadeAnewWhenItsRelayChanges(t *testing.T) {
 	}{
 		{"it gets a relay", peer{relay: "c1", endpoint: first}, direct, direct, true},
 		{"it keeps its relay", peer{relay: "c1", endpoint: first}, first, first, false},
+		{"its relay answers from another address", peer{relay: "c1", endpoint: first}, netip.MustParseAddrPort("10.9.9.9:7074"), first, false},
+		{"it gets its relay at that address", peer{relay: "c1", endpoint: first}, netip.MustParseAddrPort("10.9.9.9:7074"), direct, true},
+		{"it has seen the other host itself", peer{relay: "c1", endpoint: first}, direct, first, true},
 		{"a new agent finds its relay", peer{relay: "c1", endpoint: first}, first, netip.AddrPort{}, false},
 		{"it gets another relay", peer{relay: "d1", endpoint: second}, first, first, true},
 		{"it does without", peer{endpoint: direct}, first, first, true},
