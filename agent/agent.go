@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"watari/agent/domain"
 	"watari/agent/machine"
 	"watari/agent/watchdog"
 	v1 "watari/api/watariv1"
@@ -140,7 +142,28 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	case <-a.listed: // then the first report shows the host's guests, if the hypervisor answers
 	case <-ctx.Done():
 	}
+	a.unplugUnknown(ctx)
 	return a, nil
+}
+
+// unplugUnknown removes taps that an earlier agent left. It was killed after it had made a guest's tap and before it wrote the guest's first
+// record, so no act would ever remove the tap. No orders have come yet, so nobody makes a tap meanwhile.
+func (a *Agent) unplugUnknown(ctx context.Context) {
+	unknown := slices.DeleteFunc(a.network.Plugged(), func(uid string) bool { return a.guest(uid) != nil || a.templates.unfinished(uid) })
+	if len(unknown) == 0 {
+		return
+	}
+	domains, err := a.hypervisor.List(ctx)
+	if err != nil {
+		return // the next agent does it
+	}
+	for _, uid := range unknown {
+		if slices.ContainsFunc(domains, func(d domain.Info) bool { return d.UID == uid }) {
+			continue
+		}
+		err := a.network.UnplugGuest(ctx, uid)
+		a.log.Warn("an earlier agent left a tap of a guest that is not here: removing it", "guest", uid, "error", err)
+	}
 }
 
 // Tests set these durations; 0: the machine's default.

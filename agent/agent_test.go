@@ -156,6 +156,32 @@ func TestANewAgentLeavesRunningGuestsAlone(t *testing.T) {
 	}
 }
 
+func TestACrashBetweenTapAndRecordLeavesNoTap(t *testing.T) {
+	o := newOutside(t)
+	o.start()()
+	const recorded, running = "recorded", "running"
+	if err := NewRecordStore(filepath.Join(o.dir, "state", "guests")).Save(&machine.Record{UID: recorded, Name: "md-2", Epoch: 1, Phase: machine.PhaseReserved}, false); err != nil {
+		t.Fatal(err)
+	}
+	template := templateUID("key")
+	mark := filepath.Join(o.dir, "state", "templates", template+".making")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(mark), 0o755), os.WriteFile(mark, []byte("key\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	o.domains[running] = domain.Running
+	o.plugged = []string{uid, recorded, running, template}
+	o.down = true // then it is not known whose taps are in use
+	o.start()()
+	if o.count("unplug "+uid) != 0 {
+		t.Errorf("the hypervisor did not answer. Done: %v", o.log)
+	}
+	o.down = false
+	o.start()
+	if o.count("unplug "+uid) != 1 || o.count("unplug "+recorded) != 0 || o.count("unplug "+running) != 0 || o.count("unplug "+template) > 1 {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
 func TestACrashBetweenRecordAndStartUsesTheEpochUp(t *testing.T) {
 	o := newOutside(t)
 	o.start()()

@@ -54,6 +54,8 @@ type Network interface {
 	// PlugGuest makes the guest's tap, without a route to it.
 	PlugGuest(ctx context.Context, g machine.Tap, mtu uint32) (tap string, err error)
 	UnplugGuest(ctx context.Context, uid string) error
+	// Plugged returns the uids of the guests that have a tap, also from an earlier agent.
+	Plugged() []string
 	// Apply brings the kernel's network into the wanted state. It routes local guests to their taps.
 	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error
 	// OpenStorage lets guests reach these TCP ports of their gateway, by uid, and no others.

@@ -45,6 +45,7 @@ type outside struct {
 	free            uint64
 	storage         map[string][]uint16
 	networkProblems []string
+	plugged         []string     // the guests whose taps an earlier agent left
 	identity        *v1.Identity // of the last Identify
 	entropies       map[[64]byte]bool
 	template        string
@@ -441,6 +442,8 @@ func (n stubNetwork) PlugGuest(_ context.Context, g machine.Tap, _ uint32) (stri
 	n.o.say("plug " + g.UID)
 	return "wt" + g.UID, nil
 }
+
+func (n stubNetwork) Plugged() []string { return slices.Clone(n.o.plugged) }
 
 func (n stubNetwork) UnplugGuest(_ context.Context, uid string) error {
 	n.o.mu.Lock()

@@ -202,13 +202,22 @@ func (t *templates) temporary(ctx context.Context, key string, use func(uid stri
 		return err
 	}
 	// The next agent finds the remains after a crash by this mark.
-	mark := filepath.Join(t.dir, uid+".making")
+	mark := t.mark(uid)
 	if err := writeFile(mark, []byte(key+"\n")); err != nil {
 		return err
 	}
 	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
 	_ = t.agent.hypervisor.Destroy(ctx, uid)
 	return use(uid)
+}
+
+// mark returns the path of the file that says that a temporary guest is in use.
+func (t *templates) mark(uid string) string { return filepath.Join(t.dir, uid+".making") }
+
+// unfinished reports whether clean is going to remove a temporary guest, or whether it is in use.
+func (t *templates) unfinished(uid string) bool {
+	_, err := os.Stat(t.mark(uid))
+	return err == nil
 }
 
 // The addresses of the template's network: addresses for documentation (RFC 5737), to which no host routes.
@@ -268,7 +277,7 @@ func (t *templates) clean(ctx context.Context) {
 			busy := t.temporaries[strings.TrimSpace(string(key))]
 			t.mu.Unlock()
 			if !busy {
-				t.cleanOne(ctx, uid, filepath.Join(t.dir, name))
+				t.cleanOne(ctx, uid, t.mark(uid))
 			}
 		}
 		if key, ok := strings.CutSuffix(name, ".save"); ok {

@@ -45,7 +45,8 @@ func findLAN(handle *netlink.Handle, name string, address netip.Addr) (lan, erro
 		if name != "" && attrs.Name != name {
 			continue
 		}
-		return lan{name: attrs.Name, index: attrs.Index, mtu: attrs.MTU, address: have}, nil
+		bits, _ := a.Mask.Size()
+		return lan{name: attrs.Name, index: attrs.Index, mtu: attrs.MTU, address: have, bits: bits}, nil
 	}
 	if !address.IsValid() {
 		return lan{}, fmt.Errorf("find LAN interface: no IPv4 address on %s", name)

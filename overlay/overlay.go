@@ -143,6 +143,7 @@ type lan struct {
 	index   int
 	mtu     int
 	address netip.Addr
+	bits    int // of the prefix of its network
 }
 
 // New finds the LAN interface, reads or makes the WireGuard key, and finds the guests that an earlier agent plugged in.
@@ -316,7 +317,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
 	wanted, strayed := o.distrust(wanted)
-	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
+	p := makePlan(o.cfg.HostName, netip.PrefixFrom(o.lan.address, o.lan.bits), wanted, local)
 	if strayed != nil {
 		p.errs = append([]error{strayed}, p.errs...)
 	}

@@ -72,13 +72,15 @@ type inside struct {
 	only    bool // the host cannot be reached otherwise
 }
 
-// watchPeers checks the peers. The caller holds o.mu.
-func (o *Overlay) watchPeers(now time.Time) {
+// watchPeers checks the peers. stale: a peer's endpoint is to be set again, see moveEndpoint. The caller holds o.mu.
+func (o *Overlay) watchPeers(now time.Time) (stale bool) {
 	next := &watched{hosts: map[string]inside{}}
 	seen := map[wgtypes.Key]heard{}
 	states := map[wgtypes.Key]wgtypes.Peer{}
+	var actual map[wgtypes.Key]actualPeer
 	if len(o.peers) > 0 {
 		if device, err := o.device(); err == nil {
+			actual = actualPeers(device)
 			for _, p := range device.Peers {
 				states[p.PublicKey] = p
 			}
@@ -87,6 +89,7 @@ func (o *Overlay) watchPeers(now time.Time) {
 	for key, w := range o.peers {
 		next.hosts[w.name] = inside{hostAddress(key), w.dialOnly || w.relay != ""}
 		p, known := states[key]
+		stale = stale || known && moveEndpoint(w.endpoint, actual[key], o.endpoints[key], now)
 		if !w.watched || !known {
 			continue
 		}
@@ -102,6 +105,7 @@ func (o *Overlay) watchPeers(now time.Time) {
 	if !same && o.cfg.Changed != nil {
 		go o.cfg.Changed()
 	}
+	return stale
 }
 
 // watchPaths checks the peers and probes periodically until ctx ends.
@@ -117,7 +121,11 @@ func (o *Overlay) watchPaths(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			o.mu.Lock()
-			o.watchPeers(now)
+			if o.watchPeers(now) {
+				if err := o.applyPeers(ctx); err != nil {
+					o.log.Warn("hosts that have been silent are not sought at their own addresses yet", "error", err)
+				}
+			}
 			o.mu.Unlock()
 		}
 	}

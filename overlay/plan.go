@@ -81,11 +81,11 @@ func hostAddress(key wgtypes.Key) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// makePlan computes the routes and peers of the host self, whose LAN address is address, from the manager's
-// NetworkWanted.
-func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local []Guest) plan {
+// makePlan computes the routes and peers of the host self from the manager's NetworkWanted. own is its LAN address, with the prefix of its
+// network.
+func makePlan(self string, own netip.Prefix, wanted *v1.NetworkWanted, local []Guest) plan {
 	p := plan{routes: map[netip.Prefix]route{}, peers: map[wgtypes.Key]*peer{}, clusters: map[netip.Prefix]bool{}, expelled: map[wgtypes.Key]bool{}}
-	hops := p.addPeers(address, wanted.GetPeers())
+	hops := p.addPeers(own, wanted.GetPeers())
 	for _, text := range wanted.GetExpelled() {
 		if key, err := wgtypes.ParseKey(text); err == nil { // otherwise no peer can have it
 			p.expelled[key] = true
@@ -124,7 +124,7 @@ type hop struct {
 }
 
 // addPeers adds the WireGuard peers and returns the next hop towards each reachable host.
-func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
+func (p *plan) addPeers(own netip.Prefix, peers []*v1.PeerHost) map[string]hop {
 	hops := map[string]hop{}
 	for _, h := range peers {
 		address, err := netip.ParseAddr(h.GetLanAddress())
@@ -132,11 +132,11 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 			p.errs = append(p.errs, fmt.Errorf("host %s: LAN address %q: %w", h.GetName(), h.GetLanAddress(), err))
 			continue
 		}
-		if h.GetSameSite() && address == own {
+		if h.GetSameSite() && address == own.Addr() {
 			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is now this host's", h.GetName(), address))
 			continue
 		}
-		if h.GetSameSite() && !ofOneHost(address) {
+		if h.GetSameSite() && !ofOneHost(address, own) {
 			p.errs = append(p.errs, fmt.Errorf("host %s: its LAN address %s is not the IPv4 address of one host", h.GetName(), address))
 			continue
 		}
@@ -156,7 +156,7 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 		switch {
 		case w.watched:
 			w.keepalive = watchedKeepalive
-		case behindNAT(own, address):
+		case behindNAT(own.Addr(), address):
 			w.keepalive = keepalive
 		}
 		if w.relay != "" {
@@ -174,11 +174,19 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 	return hops
 }
 
-// ofOneHost reports whether an address can be an IPv4 gateway. The kernel takes no route by another, and one host's bad address must not make
-// Apply fail on all others.
-func ofOneHost(a netip.Addr) bool {
+// ofOneHost reports whether an address can be an IPv4 gateway in a network. The kernel takes no route by another, and one host's bad address
+// must not make Apply fail on all others.
+func ofOneHost(a netip.Addr, network netip.Prefix) bool {
 	thisNetwork := netip.MustParsePrefix("0.0.0.0/8") // RFC 1122
-	return a.Is4() && (a.IsGlobalUnicast() || a.IsLinkLocalUnicast()) && !thisNetwork.Contains(a)
+	if !a.Is4() || !a.IsGlobalUnicast() && !a.IsLinkLocalUnicast() || thisNetwork.Contains(a) {
+		return false
+	}
+	if network.Bits() > 30 || !network.Contains(a) {
+		return true
+	}
+	host := ^uint32(0) >> network.Bits()
+	part := number(a) & host
+	return part != 0 && part != host // not all of them
 }
 
 // behindNAT guesses whether a host is behind a NAT whose mapping must be kept alive: its own address is private and the
@@ -389,9 +397,13 @@ func noteLeft(left map[wgtypes.Key]time.Time, wanted map[wgtypes.Key]*peer, actu
 
 // otherPath reports whether an existing peer must be reached by another relay than before, or no longer by one. A relay
 // passes packets only after a handshake, which WireGuard would begin only after a silence of 15 seconds.
+//
+// A relay with several addresses may answer from another one than the manager names, and WireGuard follows it there. Its port, which no
+// other pair has, shows that it is the same relay.
 func otherPath(w *peer, have actualPeer, set netip.AddrPort) bool {
 	if w.relay != "" {
-		return have.endpoint != w.endpoint
+		answered := set == w.endpoint && have.endpoint.IsValid() && have.endpoint.Port() == w.endpoint.Port()
+		return have.endpoint != w.endpoint && !answered
 	}
 	return w.watched && set.IsValid() && set != w.endpoint
 }

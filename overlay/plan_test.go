@@ -122,7 +122,7 @@ func lookup(p plan, to netip.Addr) string {
 func TestPlanSendsEveryAddressWhereThePlainReadingDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, local := drawWanted(t)
-		p := makePlan("h0", netip.MustParseAddr("198.18.9.9"), n, local) // no other host's address
+		p := makePlan("h0", netip.MustParsePrefix("198.18.9.9/24"), n, local) // no other host's address
 		owners := map[netip.Prefix]int{}
 		for _, w := range p.peers {
 			for prefix := range w.allowed {
@@ -171,7 +171,7 @@ func TestRouteChangesLeadFromAnyStateToThePlan(t *testing.T) {
 
 func drawPlan(t *rapid.T) plan {
 	n, local := drawWanted(t)
-	return makePlan("h0", netip.MustParseAddr("198.18.0.1"), n, local)
+	return makePlan("h0", netip.MustParsePrefix("198.18.0.1/24"), n, local)
 }
 
 // table models WireGuard's table: an address belongs to the peer that got it last. The checks of apply are made after each
@@ -386,7 +386,7 @@ func TestARoamingPeerIsLeftWhereItWasSeen(t *testing.T) {
 }
 
 func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
-	p := makePlan("h0", netip.MustParseAddr("10.0.0.1"), &v1.NetworkWanted{
+	p := makePlan("h0", netip.MustParsePrefix("10.0.0.1/24"), &v1.NetworkWanted{
 		Clusters: []*v1.ClusterNetwork{{Name: "c", Prefix: "10.77.1.0/24"}, {Name: "six", Prefix: "fd00::/64"}},
 		Peers: []*v1.PeerHost{
 			{Name: "good", LanAddress: "192.0.2.1", WireguardPublicKey: key("good").String()},
@@ -418,18 +418,18 @@ func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
 // A host's address comes from the host itself. One that is no gateway must not make Apply fail on the hosts of its site.
 func TestAHostWhoseAddressIsNoGatewayIsLeftOut(t *testing.T) {
 	n := &v1.NetworkWanted{Clusters: []*v1.ClusterNetwork{{Name: "c", Prefix: "10.77.1.0/24"}}}
-	bad := []string{"2001:db8::1", "::ffff:198.18.1.2", "224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "0.1.2.3", "::"}
-	for i, text := range append(bad, "198.18.1.2", "169.254.9.9") {
+	bad := []string{"2001:db8::1", "::ffff:198.18.1.2", "224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "0.1.2.3", "::", "198.18.1.255", "198.18.1.0"}
+	for i, text := range append(bad, "198.18.1.2", "169.254.9.9", "198.18.2.255") {
 		n.Peers = append(n.Peers, &v1.PeerHost{Name: text, SameSite: true, LanAddress: text})
 		n.Routes = append(n.Routes, &v1.GuestRoute{Address: fmt.Sprintf("10.77.1.%d", 10+i), Host: text})
 	}
-	p := makePlan("h0", netip.MustParseAddr("198.18.1.1"), n, nil)
+	p := makePlan("h0", netip.MustParsePrefix("198.18.1.1/24"), n, nil)
 	for _, text := range bad {
 		if !slices.ContainsFunc(p.errs, func(err error) bool { return strings.HasPrefix(err.Error(), "host "+text+": its LAN address") }) {
 			t.Errorf("host %s is not named in %v", text, p.errs)
 		}
 	}
-	if len(p.routes) != 3 || len(p.errs) != 2*len(bad) { // the cluster's, and two guests'
+	if len(p.routes) != 4 || len(p.errs) != 2*len(bad) { // the cluster's, and three guests'
 		t.Errorf("routes %v, errors %v", p.routes, p.errs)
 	}
 }
@@ -475,6 +475,9 @@ func TestAPeerIsMadeAnewWhenItsRelayChanges(t *testing.T) {
 	}{
 		{"it gets a relay", peer{relay: "c1", endpoint: first}, direct, direct, true},
 		{"it keeps its relay", peer{relay: "c1", endpoint: first}, first, first, false},
+		{"its relay answers from another address", peer{relay: "c1", endpoint: first}, netip.MustParseAddrPort("10.9.9.9:7074"), first, false},
+		{"it gets its relay at that address", peer{relay: "c1", endpoint: first}, netip.MustParseAddrPort("10.9.9.9:7074"), direct, true},
+		{"it has seen the other host itself", peer{relay: "c1", endpoint: first}, direct, first, true},
 		{"a new agent finds its relay", peer{relay: "c1", endpoint: first}, first, netip.AddrPort{}, false},
 		{"it gets another relay", peer{relay: "d1", endpoint: second}, first, first, true},
 		{"it does without", peer{endpoint: direct}, first, first, true},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -136,6 +137,38 @@ func TestAHostGetsItsAddressInsideWireGuardAgain(t *testing.T) {
 			t.Errorf("after %q and a check: %v", commands, err)
 		}
 	}
+}
+
+// A peer has roamed, and answers there no more. It is sought at its own address again, without new orders.
+func TestASilentHostIsSoughtAtItsOwnAddress(t *testing.T) {
+	w := newWorld(t)
+	h := w.hosts["a1"]
+	h.RelayPort = relayPort // so that the agent watches
+	_, err := h.StartAgent()
+	w.must(err)
+	w.guest(1, 0, "a1")
+	w.guest(1, 1, "b1")
+	w.apply("a1") // b1 has no orders, so there is never a handshake
+	ask := func(text string) string {
+		t.Helper()
+		out, err := h.Run(t.Context(), "perl", "-MIO::Socket::UNIX", "-e", `$s = IO::Socket::UNIX->new("/var/run/wireguard/watari0.sock") or exit 3; `+
+			`print $s shift; $s->flush; while (<$s>) { last if /^$/; print }`, text)
+		if err != nil && strings.Contains(err.Error(), "exit status 3") {
+			t.Skip("the kernel has WireGuard: no socket to change an endpoint at")
+		}
+		w.must(err)
+		return out
+	}
+	state := ask("get=1\n\n")
+	key := regexp.MustCompile(`public_key=([0-9a-f]+)\n`).FindStringSubmatch(state)
+	if key == nil || !strings.Contains(state, "endpoint=198.18.2.1:7072") {
+		t.Fatalf("the device has %s", state)
+	}
+	ask("set=1\npublic_key=" + key[1] + "\nupdate_only=true\nendpoint=198.18.2.99:9\n\n")
+	if state := ask("get=1\n\n"); !strings.Contains(state, "endpoint=198.18.2.99:9") && !strings.Contains(state, "endpoint=198.18.2.1:7072") {
+		t.Errorf("the device has %s", state)
+	}
+	w.eventually(20*time.Second, "the peer is sought at its own address", func() bool { return strings.Contains(ask("get=1\n\n"), "endpoint=198.18.2.1:7072") })
 }
 
 func TestAHostThatOnlyDialsOutIsReachedByKeepalives(t *testing.T) {

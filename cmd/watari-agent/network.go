@@ -49,6 +49,14 @@ func (n network) PlugGuest(ctx context.Context, g machine.Tap, mtu uint32) (stri
 	return n.Overlay.PlugGuest(ctx, o, int(mtu))
 }
 
+func (n network) Plugged() []string {
+	var uids []string
+	for _, g := range n.Guests() {
+		uids = append(uids, g.UID)
+	}
+	return uids
+}
+
 func (n network) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error {
 	guests := make([]overlay.Guest, 0, len(local))
 	for _, g := range local {
