@@ -34,6 +34,8 @@ type Response struct {
 	Guests map[string]time.Duration `json:"guests"`
 	// Unguarded has the guests that the kernel does not kill if the watchdog dies, by uid, with the reason.
 	Unguarded map[string]string `json:"unguarded,omitempty"`
+	// Blind says why the watchdog does not see the processes of guests that begin now; empty: it sees them.
+	Blind string `json:"blind,omitempty"`
 }
 
 // Clock returns the time since the host's boot, including time in sleep.
@@ -71,7 +73,8 @@ type Watchdog struct {
 	guests   map[string]time.Duration
 	traced   map[int]string    // by pid: uids of the processes that the kernel kills if the watchdog dies
 	refused  map[string]string // by uid: why a guest's process cannot be traced
-	trouble  string            // why processes could not be listed in the last search; empty: they could
+	trouble  string            // of the last search of processes; empty: it was complete
+	blind    string            // as Response.Blind
 	agents   int               // number of connections
 	idle     time.Duration     // since when there are neither guests nor agents
 	wake     chan struct{}
@@ -190,7 +193,7 @@ func (w *Watchdog) take(r Request) Response {
 		default:
 		}
 	}
-	known := Response{Guests: map[string]time.Duration{}, Unguarded: map[string]string{}}
+	known := Response{Guests: map[string]time.Duration{}, Unguarded: map[string]string{}, Blind: w.blind}
 	for uid, until := range w.guests {
 		known.Guests[uid] = until
 		if why := w.refused[uid]; why != "" {
@@ -217,7 +220,7 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 	}
 	w.idle = now
 	w.end(nil) // the traced processes are known, even if the search takes long
-	within := max(endEvery, min(searchTime, w.next()))
+	within := max(endEvery, w.next())
 	w.mu.Unlock()
 
 	// The search is outside the lock: a process of the owner that sleeps in the kernel can block it, and agents must get answers.
@@ -227,7 +230,7 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.note(err)
+	w.note(found, err)
 	running := w.end(found)
 	if err == nil {
 		w.refused = map[string]string{}
@@ -248,9 +251,9 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 	return wait, false
 }
 
-// next returns the time until the next guest's lease ends. The caller holds w.mu.
+// next returns the time until the next guest's lease ends, or searchTime if that is later. The caller holds w.mu.
 func (w *Watchdog) next() time.Duration {
-	next := lookEvery
+	next := searchTime
 	for _, until := range w.guests {
 		if left := until - w.clock(); left > 0 {
 			next = min(next, left)
@@ -283,8 +286,9 @@ func (w *Watchdog) end(found map[string][]int) (any bool) {
 	return any
 }
 
-// note logs why processes cannot be listed, once.
-func (w *Watchdog) note(err error) {
+// note notes and logs why a search was not complete. If it found nothing, a guest that begins now would not be seen. The caller holds
+// w.mu.
+func (w *Watchdog) note(found map[string][]int, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -292,7 +296,10 @@ func (w *Watchdog) note(err error) {
 	if text != "" && text != w.trouble {
 		w.Log.Warn("guests' processes cannot be listed in full", "error", err)
 	}
-	w.trouble = text
+	w.trouble, w.blind = text, ""
+	if found == nil {
+		w.blind = text
+	}
 }
 
 // trace makes the kernel kill a guest's process when the watchdog ends. The caller holds w.mu.

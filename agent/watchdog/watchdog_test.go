@@ -238,10 +238,13 @@ func TestAGuestEndsWithItsLeaseThoughProcessesCannotBeListed(t *testing.T) {
 		close(looked)
 	}()
 	time.Sleep(endEvery / 2)
-	if known := w.take(Request{}); len(known.Guests) != 1 { // an agent is answered meanwhile
+	if known := w.take(Request{}); len(known.Guests) != 1 || known.Blind != "" { // an agent is answered meanwhile
 		t.Errorf("the watchdog knows %v", known)
 	}
 	<-looked
+	if known := w.take(Request{}); known.Blind == "" { // then the agent starts no guest with a lease
+		t.Errorf("the watchdog sees new guests: %v", known)
+	}
 	if killed != g.pid {
 		t.Errorf("killed process %d, not %d", killed, g.pid)
 	}
