@@ -77,6 +77,22 @@ func TestUsersLeaveCallsForTheManager(t *testing.T) {
 	transport := NewTransport(ours)
 	defer transport.CloseIdleConnections()
 	users, own := &http.Client{Transport: ForUsers(transport)}, &http.Client{Transport: transport}
+	ended, end := context.WithCancel(ctx)
+	for range mostForUsers { // calls that end with their context, and whose body nobody closes
+		r, _ := http.NewRequestWithContext(ended, http.MethodGet, BaseURL+"/wait", nil)
+		if _, err := users.Do(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if resp, err := users.Get(BaseURL + "/now"); err == nil {
+			resp.Body.Close()
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("after the calls have ended: %v", err)
+		}
+	}
 	var last *http.Response
 	for range mostForUsers {
 		resp, err := users.Get(BaseURL + "/wait")

@@ -3,6 +3,7 @@ package hostlink
 // users.go - keeps users' calls from taking all calls that a connection carries.
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -33,7 +34,9 @@ func (u *usersTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		<-u.free
 		return nil, err
 	}
-	resp.Body = &usersBody{ReadCloser: resp.Body, end: sync.OnceFunc(func() { <-u.free })}
+	end := sync.OnceFunc(func() { <-u.free })
+	stop := context.AfterFunc(r.Context(), end) // then the call has ended, whether its body is closed or not
+	resp.Body = &usersBody{ReadCloser: resp.Body, end: func() { stop(); end() }}
 	return resp, nil
 }
 

@@ -242,6 +242,10 @@ func (d *Disk) awaitOpen(ctx context.Context) bool {
 			return false
 		}
 		unix.Close(handle)
+		select { // a failure may come at once
+		case <-time.After(copyLook):
+		case <-ctx.Done():
+		}
 	}
 }
 

@@ -34,7 +34,8 @@ type Client struct {
 
 // Keep tells the watchdog all guests with leases, and until when each may run, by Clock. After Keep has returned nil, the
 // watchdog ends each guest at its time, unless a later call extends it or leaves the guest out. After an error, it may not know a guest
-// that begins now. unguarded has the guests that would outlive the watchdog, and the reason. Keep starts a watchdog if none runs and guests is not empty.
+// that begins now. unguarded has the guests that would outlive the watchdog, and the reason. Keep starts a watchdog if none runs and
+// guests is not empty.
 func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,6 +43,10 @@ func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]str
 		guests = map[string]time.Duration{}
 	}
 	r, err := c.ask(Request{Guests: guests}, len(guests) > 0)
+	for late := time.Now().Add(searchTime + endEvery); err == nil && r.Blind != "" && time.Now().Before(late); { // a search is under way
+		time.Sleep(endEvery)
+		r, err = c.ask(Request{Guests: guests}, len(guests) > 0)
+	}
 	if err == nil && r.Blind != "" {
 		err = fmt.Errorf("the watchdog, which ends guests whose leases end, does not see new guests: %s", r.Blind)
 	}

@@ -187,6 +187,9 @@ func (w *Watchdog) take(r Request) Response {
 				r.Guests[uid] = max(now, was)
 			}
 		}
+		if len(w.guests) == 0 && len(r.Guests) > 0 { // without guests there are no searches
+			w.blind = "no search has ended yet"
+		}
 		w.guests = r.Guests
 		select {
 		case w.wake <- struct{}{}:

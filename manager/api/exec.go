@@ -174,6 +174,7 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	attached := client.Attach(ctx)
+	defer attached.CloseResponse() // after cancel: it returns what was not read to the connection's flow control
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel()

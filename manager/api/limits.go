@@ -16,7 +16,7 @@ import (
 const (
 	// maxMessage bounds a request of one message, and maxPart a message of a stream, bytes.
 	maxMessage = 8 << 20
-	maxPart    = 1 << 20
+	maxPart    = 4 << 20 // a command may be that long
 	// mostRequests is how many requests of one caller may be under way. It is more than a user's commands in guests can be.
 	mostRequests = 800
 )

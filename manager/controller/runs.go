@@ -234,8 +234,9 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 		}
 	}
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	stream := client.Attach(ctx)
+	defer stream.CloseResponse() // after stop: it returns what was not read to the connection's flow control
+	defer stop()
 	if err := stream.Send(&v1.AttachRequest{Id: r.uid, StdoutOffset: out[0].at(), StderrOffset: out[1].at()}); err != nil {
 		return false, err
 	}
