@@ -68,7 +68,7 @@ func serveConn(ctx context.Context, conn net.Conn, handler http.Handler) error {
 	server := &http.Server{
 		Handler:   mux,
 		Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, MaxConcurrentStreams: MostCalls,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, MaxConcurrentStreams: mostCalls,
 			MaxReceiveBufferPerStream: unreadByAgent, MaxReceiveBufferPerConnection: unreadByAgentInAll},
 		BaseContext: func(net.Listener) context.Context {
 			return ctx

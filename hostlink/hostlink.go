@@ -58,16 +58,16 @@ func (r *Refusal) Error() string { return r.Reason }
 // All calls of a manager to an agent share one connection, and with it the connection's flow control. So that calls which nobody reads
 // cannot hold up the others, the connection takes more bytes than all its calls together may leave unread.
 const (
-	// MostCalls is how many calls a connection carries at a time.
-	MostCalls = 1000
+	// mostCalls is how many calls a connection carries at a time.
+	mostCalls = 1000
 	// mostForUsers is how many of them may be users' calls. The rest is for the manager's own: orders, leases, runs.
 	mostForUsers = 900
 	// unreadByAgent and unreadByManager are how many bytes of one call may wait for a reader there. More lets a file travel faster over
 	// a distant link; all of a connection's calls together use as much memory.
 	unreadByAgent   = 512 << 10
 	unreadByManager = 1 << 20
-	// unreadByAgentInAll is more than MostCalls times unreadByAgent. A manager's connection takes 1 GiB (net/http's default), which is
-	// more than MostCalls times unreadByManager.
+	// unreadByAgentInAll is more than mostCalls times unreadByAgent. A manager's connection takes 1 GiB (net/http's default), which is
+	// more than mostCalls times unreadByManager.
 	unreadByAgentInAll = 768 << 20
 )
 

@@ -31,7 +31,7 @@ func TestCallsThatNobodyReadsHoldUpNoOthers(t *testing.T) {
 	transport := NewTransport(ours)
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
-	for i := range MostCalls - 1 {
+	for i := range mostCalls - 1 {
 		method, path, body := http.MethodPost, "/deaf", io.Reader(endless{ctx})
 		if i%2 == 0 {
 			method, path, body = http.MethodGet, "/endless", nil

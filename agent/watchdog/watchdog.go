@@ -234,7 +234,7 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note(found, err)
-	running := w.end(found)
+	killed := w.end(found)
 	if err == nil {
 		w.refused = map[string]string{}
 	}
@@ -248,7 +248,7 @@ func (w *Watchdog) look() (wait time.Duration, done bool) {
 			}
 		}
 	}
-	if wait = min(lookEvery, w.next()); running {
+	if wait = min(lookEvery, w.next()); killed {
 		wait = min(wait, endEvery)
 	}
 	return wait, false
@@ -267,7 +267,7 @@ func (w *Watchdog) next() time.Duration {
 
 // end kills the traced processes, and those that were found, of guests whose lease has ended. It reports whether there were any. The
 // caller holds w.mu.
-func (w *Watchdog) end(found map[string][]int) (any bool) {
+func (w *Watchdog) end(found map[string][]int) (killed bool) {
 	pids := map[int]string{} // uids
 	for uid, list := range found {
 		for _, pid := range list {
@@ -280,13 +280,13 @@ func (w *Watchdog) end(found map[string][]int) (any bool) {
 		if !leased || until > w.clock() {
 			continue
 		}
-		any = true
+		killed = true
 		w.Log.Warn("a guest's lease has ended, and the guest with it", "guest", uid, "pid", pid)
 		if err := w.kill(pid); err != nil && !errors.Is(err, syscall.ESRCH) {
 			w.Log.Error("end a guest", "guest", uid, "pid", pid, "error", err)
 		}
 	}
-	return any
+	return killed
 }
 
 // note notes and logs why a search was not complete. If it found nothing, a guest that begins now would not be seen. The caller holds

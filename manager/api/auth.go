@@ -310,8 +310,10 @@ func (s *Server) awaitRefusal(ctx context.Context, cancel context.CancelCauseFun
 	}
 	for {
 		now := who(s.Store.Snapshot(), c.identity())
-		if _, lasts := s.logins.take(c.login, false); c.login != "" && !lasts {
-			now = caller{why: noLogin}
+		if c.login != "" {
+			if _, lasts := s.logins.take(c.login, false); !lasts {
+				now = caller{why: noLogin}
+			}
 		}
 		if now.kind == "" {
 			cancel(fail(connect.CodeUnauthenticated, "%s", now.why))

@@ -261,38 +261,24 @@ const mostExecs = 256
 
 // callers counts the attached callers of each process, and those of each user.
 type callers struct {
-	mu   sync.Mutex
-	of   map[process]int
-	user map[string]int
+	users tally
+
+	mu sync.Mutex
+	of map[process]int
 }
 
 // enter counts one more caller of a user. It returns false if the user has mostExecs already, or twice as many if the caller resumes: it
 // may be counted already, by a connection that has broken.
 func (c *callers) enter(user string, resumes bool) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.user == nil {
-		c.user = map[string]int{}
-	}
 	most := mostExecs
 	if resumes {
 		most *= 2
 	}
-	if c.user[user] >= most {
-		return false
-	}
-	c.user[user]++
-	return true
+	return c.users.enter(user, most)
 }
 
 // leave undoes enter.
-func (c *callers) leave(user string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.user[user]--; c.user[user] == 0 {
-		delete(c.user, user)
-	}
-}
+func (c *callers) leave(user string) { c.users.leave(user) }
 
 func (c *callers) begin(p process)     { c.add(p, 1) }
 func (c *callers) end(p process) int   { return c.add(p, -1) }

@@ -41,7 +41,7 @@ func TestAUserHasSoManyCommandsInGuestsAtOnce(t *testing.T) {
 	for range 2 * mostExecs {
 		c.leave("ann")
 	}
-	if c.leave("bob"); len(c.user) != 0 || !c.enter("ann", false) {
-		t.Errorf("left: %v", c.user)
+	if c.leave("bob"); len(c.users.of) != 0 || !c.enter("ann", false) {
+		t.Errorf("left: %v", c.users.of)
 	}
 }

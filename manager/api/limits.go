@@ -55,32 +55,37 @@ func limitStrangers(next http.Handler) http.Handler {
 	})
 }
 
-// callersLimit counts the requests under way of each caller with a certificate.
-type callersLimit struct {
+// tally counts what each caller has under way.
+type tally struct {
 	mu sync.Mutex
-	of map[string]int // by kind and uid
+	of map[string]int // by caller
 }
 
-func (l *callersLimit) enter(caller string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of[caller] >= mostRequests {
+// enter counts one more of a caller. It returns false if there are most already.
+func (t *tally) enter(caller string, most int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[caller] >= most {
 		return false
 	}
-	if l.of == nil {
-		l.of = map[string]int{}
+	if t.of == nil {
+		t.of = map[string]int{}
 	}
-	l.of[caller]++
+	t.of[caller]++
 	return true
 }
 
-func (l *callersLimit) leave(caller string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of[caller]--; l.of[caller] == 0 {
-		delete(l.of, caller)
+// leave undoes enter.
+func (t *tally) leave(caller string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of[caller]--; t.of[caller] == 0 {
+		delete(t.of, caller)
 	}
 }
+
+// callersLimit bounds the requests under way of each caller with a certificate.
+type callersLimit struct{ requests tally }
 
 // limit bounds the number of a caller's requests, and the time that their bodies take.
 func (l *callersLimit) limit(next http.Handler) http.Handler {
@@ -92,7 +97,7 @@ func (l *callersLimit) limit(next http.Handler) http.Handler {
 			return
 		}
 		caller := string(c.kind) + " " + c.uid
-		if !l.enter(caller) {
+		if !l.requests.enter(caller, mostRequests) {
 			err := fail(connect.CodeResourceExhausted, "%s %s has %d requests under way; wait for some, or end them", c.kind, c.name, mostRequests)
 			if refuse.IsSupported(r) {
 				_ = refuse.Write(w, r, err) // the caller is gone
@@ -101,7 +106,7 @@ func (l *callersLimit) limit(next http.Handler) http.Handler {
 			}
 			return
 		}
-		defer l.leave(caller)
+		defer l.requests.leave(caller)
 		if r.Method == http.MethodPost && !isStream(r) {
 			control := http.NewResponseController(w)
 			if control.SetReadDeadline(time.Now().Add(requestTime)) == nil { // only a test's writer has none

@@ -79,9 +79,10 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 
 // A replay uses one processor of the manager's machine for up to maxReplay, and half a KiB of its memory for each step, of which it takes up
 // to maxReplayed.
-const maxReplay = 30 * time.Second
-
-const maxReplayed = 2_000_000
+const (
+	maxReplay   = 30 * time.Second
+	maxReplayed = 2_000_000
+)
 
 // TestPolicy replays hosts' measurements.
 func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolicyRequest]) (*connect.Response[v1.TestPolicyResponse], error) {
